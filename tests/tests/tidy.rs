@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 const MAX_LINES: usize = 700;
 /// Of `kernels`, without tests and what is only for GPUs.
-const MAX_KERNELS: usize = 13_215;
+const MAX_KERNELS: usize = 13_226;
 /// An example that is longer says that the public interface is awkward.
 const MAX_EXAMPLE: usize = 150;
 
@@ -168,6 +168,9 @@ fn only_device_and_kernels_name_a_backend_and_only_a_few_files_are_unsafe() {
         let others = [
             "crates/kernels/src/buffers/heap.rs",
             "crates/kernels/src/buffers/pooled.rs",
+            "crates/kernels/src/attention/cube.rs",
+            "crates/kernels/src/cube/join.rs",
+            "crates/kernels/src/cube/launch.rs",
             "crates/kernels/src/cube/matmul.rs",
             "crates/kernels/src/maps/cube.rs",
             "crates/weights/src/map.rs",

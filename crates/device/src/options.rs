@@ -1,5 +1,6 @@
 //! How a probe is run, for those who run it, watch it and remember what it said.
 
+use crate::adapter::AdapterKind;
 use crate::convolutions::Conv;
 use crate::heads::Heads;
 use crate::maps::Storage;
@@ -127,10 +128,12 @@ pub struct ProbeOptions {
     pub exe: Option<PathBuf>,
     /// Variables to set for the child.
     pub env: Vec<(OsString, OsString)>,
-    /// How long one step may take: 15 s. On a software adapter `compile_limit` holds for all steps.
+    /// How long one step may take on a card: 15 s.
     pub step_limit: Duration,
-    /// How long the first step of a stage that compiles and tunes kernels may take: 60 s.
+    /// How long the first step of a stage that compiles and tunes kernels may take on a card: 60 s.
     pub compile_limit: Duration,
+    /// How long any step may take on a software adapter: ten minutes.
+    pub software_limit: Duration,
     /// Ignore the remembered verdict.
     pub reprobe: bool,
     /// Time the sizes of block that our own products may have, unless that is remembered, and remember the fastest beside the verdict.
@@ -153,7 +156,20 @@ impl ProbeOptions {
     pub fn of(work: Work) -> Self {
         Self { work, ..Self::default() }
     }
+
+    /// With the limits of an adapter of this kind.
+    pub(crate) fn on(&self, kind: AdapterKind) -> Self {
+        let (step, compile) = match kind {
+            AdapterKind::Software => (self.software_limit, self.software_limit),
+            _ => (self.step_limit, self.compile_limit),
+        };
+        Self { step_limit: step, compile_limit: compile, ..self.clone() }
+    }
 }
+
+/// A program on the processor compiles every kernel anew for many seconds, whatever the step: lavapipe was over a minute at two steps of LoRA in f16, and is slower where the
+/// machine has other work. It is used by those who name it, and its hang costs nobody a driver, so patience is cheap.
+const SOFTWARE_LIMIT: Duration = Duration::from_secs(600);
 
 impl Default for ProbeOptions {
     fn default() -> Self {
@@ -162,6 +178,7 @@ impl Default for ProbeOptions {
             env: Vec::new(),
             step_limit: Duration::from_secs(15),
             compile_limit: Duration::from_secs(60),
+            software_limit: SOFTWARE_LIMIT,
             reprobe: false,
             tune: false,
             work: Work::default(),
@@ -176,4 +193,24 @@ impl Default for ProbeOptions {
 /// `probe.json` in the user's cache folder.
 fn default_cache_file() -> Option<PathBuf> {
     bellows_runs::cache_dir().map(|dir| dir.join("probe.json"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_has_more_time_than_a_card() {
+        let limits = |options: &ProbeOptions, kind| {
+            let options = options.on(kind);
+            [options.step_limit, options.compile_limit].map(|limit| limit.as_secs())
+        };
+        let mut options = ProbeOptions::default();
+        for kind in [AdapterKind::Discrete, AdapterKind::Integrated, AdapterKind::Virtual, AdapterKind::Other] {
+            assert_eq!(limits(&options, kind), [15, 60], "{kind}");
+        }
+        assert_eq!(limits(&options, AdapterKind::Software), [600, 600]);
+        options.software_limit = Duration::from_secs(3);
+        assert_eq!(limits(&options, AdapterKind::Software), [3, 3]);
+    }
 }

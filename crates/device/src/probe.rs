@@ -61,11 +61,7 @@ fn aftermath(work: Work) -> String {
 }
 
 fn probe(adapter: &Adapter, plan: &Plan, options: &ProbeOptions) -> ProbeReport {
-    let mut options = options.clone();
-    if adapter.kind == AdapterKind::Software {
-        // A program tunes each new shape for many seconds.
-        options.step_limit = options.compile_limit;
-    }
+    let mut options = options.on(adapter.kind);
     let (mut gemm, _) = prove_path(adapter, plan, Path::Gemm, &options);
     // Once is enough: whatever is proved from here on keeps the table's sizes.
     options.tune = false;

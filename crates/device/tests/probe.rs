@@ -37,6 +37,7 @@ fn options(folder: &Path, fault: &str) -> ProbeOptions {
     let mut options = ProbeOptions {
         step_limit: Duration::from_secs(120),
         compile_limit: Duration::from_secs(300),
+        software_limit: Duration::from_secs(300),
         cache_file: Some(folder.join("probe.json")),
         ..ProbeOptions::default()
     };
@@ -143,7 +144,7 @@ fn a_verdict_is_remembered_until_asked_again() {
 fn a_hang_is_cut_off_and_auto_takes_the_cpu() {
     let folder = tempfile::tempdir().unwrap();
     let Some(mut options) = swiftshader(folder.path(), "hang:upload") else { return };
-    options.compile_limit = Duration::from_secs(3);
+    options.software_limit = Duration::from_secs(3);
     let selected = select(&DeviceRequest::Auto, &options).unwrap();
     assert_eq!(selected.backend, "flex");
     let report = selected.report.unwrap();
@@ -184,7 +185,7 @@ fn a_crash_is_tried_once_more_and_named() {
 fn without_direct(fault: &str, limit: Duration) -> Option<Selected> {
     let folder = tempfile::tempdir().unwrap();
     let mut options = swiftshader(folder.path(), &format!("wrong:adapter,{fault}"))?;
-    options.compile_limit = limit;
+    options.software_limit = limit;
     let selected = select(&VULKAN, &options).unwrap();
     assert_eq!((selected.backend, &selected.fallback, selected.lowering), ("vulkan", &None, Lowering::Gemm));
     let report = selected.report.as_ref().unwrap();

@@ -13,12 +13,14 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::cube_kernels::{SIDE, SizesLaunch, UNITS, attend_kernel, bytes, key_grad_kernel, query_grad_kernel, rows_kernel};
+use super::sizes::expect_fit;
 use super::{AttentionOps, portable};
 use crate::cube::geometry::{MAX_GRID, dims4};
-use crate::cube::launch::{address_type, is_image_type, launch};
+use crate::cube::launch::{address_type, check_reach, is_image_type, launch, reach};
 use crate::cube::pixels::{empty, view};
 use crate::cube::shared_memory_works;
 use crate::cube::trace::{note, note_room};
+use crate::shapes::expect;
 
 /// Whether our kernels take these.
 fn covers(q: &CubeTensor, k: &CubeTensor, v: &CubeTensor, first: &CubeTensor) -> bool {
@@ -32,6 +34,13 @@ fn covers(q: &CubeTensor, k: &CubeTensor, v: &CubeTensor, first: &CubeTensor) ->
 /// The same with the numbers of a line side by side.
 fn in_lines(x: CubeTensor) -> CubeTensor {
     if x.meta.strides()[3] == 1 && !x.meta.is_tiled() { x } else { into_contiguous(x) }
+}
+
+/// Panics unless the shapes fit each other, and each tensor has the last number that its shape and strides lead to.
+fn check(q: &CubeTensor, k: &CubeTensor, v: &CubeTensor, first: &CubeTensor) {
+    expect_fit(dims4(q), dims4(k), dims4(v), first.meta.shape().dims());
+    let tensors = [q, k, v, first];
+    check_reach("attention", tensors, tensors.map(reach));
 }
 
 /// Room for `[batch, heads, lines, d]`, with the heads of a token side by side.
@@ -73,33 +82,39 @@ impl Shape {
 }
 
 impl AttentionOps for CubeBackend {
+    #[expect(unsafe_code, reason = "see SAFETY")]
     fn attend(q: CubeTensor, k: CubeTensor, v: CubeTensor, first: IntTensor<Self>, scale: f64) -> (CubeTensor, CubeTensor) {
         if !covers(&q, &k, &v, &first) {
             return portable::attend::<Self>(portable::SCORES, q, k, v, first, scale);
         }
         let ([q, k, v], first) = ([q, k, v].map(in_lines), into_contiguous(first));
+        check(&q, &k, &v, &first);
         let shape = Shape::new(&q, &k);
         let (y, logs) = (by_tokens(&q, dims4(&q)), empty(&q, [shape.batch, shape.heads, shape.queries], DType::F32));
         note("attention", [&q, &k, &v, &y, &logs], shape.flops(2));
         note_room("attention", bytes(shape.d), 0);
-        attend_kernel::launch(
-            &q.client.clone(),
-            shape.grid(shape.queries, shape.heads),
-            CubeDim::new_1d(UNITS),
-            address_type([&q, &k, &v, &y]),
-            q.clone().into_tensor_arg(),
-            k.into_tensor_arg(),
-            v.into_tensor_arg(),
-            first.clone().into_tensor_arg(),
-            y.clone().into_tensor_arg(),
-            logs.clone().into_tensor_arg(),
-            shape.sizes(scale),
-            shape.d as u32,
-            [&q, &first].map(|tensor| dtype_to_storage_type(tensor.dtype)),
-        );
+        // SAFETY: `check` has found all numbers of what is read, and what is written is made above, of its size.
+        unsafe {
+            attend_kernel::launch_unchecked(
+                &q.client.clone(),
+                shape.grid(shape.queries, shape.heads),
+                CubeDim::new_1d(UNITS),
+                address_type([&q, &k, &v, &y]),
+                q.clone().into_tensor_arg(),
+                k.into_tensor_arg(),
+                v.into_tensor_arg(),
+                first.clone().into_tensor_arg(),
+                y.clone().into_tensor_arg(),
+                logs.clone().into_tensor_arg(),
+                shape.sizes(scale),
+                shape.d as u32,
+                [&q, &first].map(|tensor| dtype_to_storage_type(tensor.dtype)),
+            );
+        }
         (y, logs)
     }
 
+    #[expect(unsafe_code, reason = "see SAFETY")]
     fn attend_grad(
         q: CubeTensor,
         k: CubeTensor,
@@ -114,50 +129,61 @@ impl AttentionOps for CubeBackend {
             return portable::attend_grad::<Self>(portable::SCORES, q, k, v, first, dy, scale);
         }
         let ([q, k, v, y, dy], first) = ([q, k, v, y, dy].map(in_lines), into_contiguous(first));
+        check(&q, &k, &v, &first);
         let shape = Shape::new(&q, &k);
+        let Shape { batch, heads, queries, .. } = shape;
+        expect("the result", dims4(&y), dims4(&q));
+        expect("its gradient", dims4(&dy), dims4(&q));
+        expect("what is kept of its rows", logs.meta.shape().dims(), [batch, heads, queries]);
         let types = [&q, &first].map(|tensor| dtype_to_storage_type(tensor.dtype));
-        let count = logs.meta.shape().num_elements();
+        let count = batch * heads * queries;
         let rows = empty(&logs, [2 * count], DType::F32);
-        launch!(rows_kernel, count, [y, dy, logs, rows], shape.d as u32, types[0]);
+        launch!(rows_kernel, count, [(y, reach(&y)), (dy, reach(&dy)), (logs, count), (rows, 2 * count)], shape.d as u32, types[0]);
         let dq = by_tokens(&q, dims4(&q));
         note("attention, gradient of queries", [&q, &k, &v, &dy, &dq], shape.flops(3));
         note_room("attention, gradient of queries", bytes(shape.d), 0);
-        query_grad_kernel::launch(
-            &q.client.clone(),
-            shape.grid(shape.queries, shape.heads),
-            CubeDim::new_1d(UNITS),
-            address_type([&q, &k, &v, &dy, &dq]),
-            q.clone().into_tensor_arg(),
-            k.clone().into_tensor_arg(),
-            v.clone().into_tensor_arg(),
-            dy.clone().into_tensor_arg(),
-            first.clone().into_tensor_arg(),
-            rows.clone().into_tensor_arg(),
-            dq.clone().into_tensor_arg(),
-            shape.sizes(scale),
-            shape.d as u32,
-            types,
-        );
+        // SAFETY: `check` and the launch before have found all numbers of what is read, and what is written is made above, of its size.
+        unsafe {
+            query_grad_kernel::launch_unchecked(
+                &q.client.clone(),
+                shape.grid(queries, heads),
+                CubeDim::new_1d(UNITS),
+                address_type([&q, &k, &v, &dy, &dq]),
+                q.clone().into_tensor_arg(),
+                k.clone().into_tensor_arg(),
+                v.clone().into_tensor_arg(),
+                dy.clone().into_tensor_arg(),
+                first.clone().into_tensor_arg(),
+                rows.clone().into_tensor_arg(),
+                dq.clone().into_tensor_arg(),
+                shape.sizes(scale),
+                shape.d as u32,
+                types,
+            );
+        }
         let all = k.meta.shape().num_elements();
         let dkv = empty(&k, [2 * all], k.dtype);
         note("attention, gradients of keys and values", [&q, &k, &v, &dy, &dkv], shape.flops(4));
         note_room("attention, gradients of keys and values", bytes(shape.d), 0);
-        key_grad_kernel::launch(
-            &q.client.clone(),
-            shape.grid(shape.keys, shape.key_heads),
-            CubeDim::new_1d(UNITS),
-            address_type([&q, &k, &v, &dy, &dkv]),
-            q.into_tensor_arg(),
-            k.clone().into_tensor_arg(),
-            v.into_tensor_arg(),
-            dy.into_tensor_arg(),
-            first.into_tensor_arg(),
-            rows.into_tensor_arg(),
-            dkv.clone().into_tensor_arg(),
-            shape.sizes(scale),
-            shape.d as u32,
-            types,
-        );
+        // SAFETY: as before.
+        unsafe {
+            key_grad_kernel::launch_unchecked(
+                &q.client.clone(),
+                shape.grid(shape.keys, shape.key_heads),
+                CubeDim::new_1d(UNITS),
+                address_type([&q, &k, &v, &dy, &dkv]),
+                q.into_tensor_arg(),
+                k.clone().into_tensor_arg(),
+                v.into_tensor_arg(),
+                dy.into_tensor_arg(),
+                first.into_tensor_arg(),
+                rows.into_tensor_arg(),
+                dkv.clone().into_tensor_arg(),
+                shape.sizes(scale),
+                shape.d as u32,
+                types,
+            );
+        }
         let [b, heads, keys, d] = dims4(&k);
         let part = |start| Self::float_swap_dims(Self::float_reshape(view(&dkv, start, all), [b, keys, heads, d].into()), 1, 2);
         let [dk, dv] = [0, all].map(part);

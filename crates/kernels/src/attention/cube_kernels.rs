@@ -3,6 +3,9 @@
 //! A thread has two rows of a tile. Scores are sums over the dimensions of a head, 16 at a time through shared memory; what the tile then weighs
 //! goes through it 8 rows at a time. Sums are f32 in a fixed order; no subgroup operations, no atomics: the gradient of a key is made by the
 //! workgroup that has it, from all queries that see it.
+//!
+//! No index is checked by the device: places follow from the sizes and strides that the host has compared with what is there. What is read of the first keys is no place: a
+//! loop begins there, at the end of all keys at most, and keys are compared with it.
 
 #![allow(clippy::too_many_arguments, reason = "a kernel's helper has no struct of borrowed tensors to take them in")]
 
@@ -220,7 +223,7 @@ fn end_of_keys(queries: u32, sizes: &Sizes) -> u32 {
 }
 
 /// The result and the logarithm of the sum of each row: a running maximum and sum of each.
-#[cube(launch, address_type = "dynamic")]
+#[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn attend_kernel<E: Float, I: Int>(
     q: &Tensor<E>,
     k: &Tensor<E>,
@@ -317,7 +320,7 @@ pub(super) fn attend_kernel<E: Float, I: Int>(
 
 /// What the gradients need of each row: the logarithm of its sum, and behind all of those `Σ y dy`. (One tensor, for some devices bind no more
 /// than eight.)
-#[cube(launch, address_type = "dynamic")]
+#[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn rows_kernel<E: Float>(
     y: &Tensor<E>,
     dy: &Tensor<E>,
@@ -342,7 +345,7 @@ pub(super) fn rows_kernel<E: Float>(
 }
 
 /// The gradient of q: `ds k` with `ds = scale p (dp - Σ y dy)`, a block of keys after the other.
-#[cube(launch, address_type = "dynamic")]
+#[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn query_grad_kernel<E: Float, I: Int>(
     q: &Tensor<E>,
     k: &Tensor<E>,
@@ -396,7 +399,7 @@ pub(super) fn query_grad_kernel<E: Float, I: Int>(
 }
 
 /// The gradients of k and v, `dsᵀ q` and behind it `pᵀ dy`, both `[batch, keys, heads, d]`: of each query head that a key head serves, a block of the queries that see a key after the other.
-#[cube(launch, address_type = "dynamic")]
+#[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn key_grad_kernel<E: Float, I: Int>(
     q: &Tensor<E>,
     k: &Tensor<E>,

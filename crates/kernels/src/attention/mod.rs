@@ -54,9 +54,7 @@ pub trait AttentionOps: DecoderOps + MatrixOps {
 /// # Panics
 /// If the shapes do not fit each other, or the scale is no number above 0: of a negative one the greatest product of a row is its least score.
 pub fn attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, first: Tensor<2, Int>, scale: f64) -> Tensor<4> {
-    let ([b, h, s, d], [_, g, t, _]) = (q.dims(), k.dims());
-    let fits = k.dims() == [b, g, t, d] && v.dims() == k.dims() && first.dims() == [b, s] && g > 0 && h.is_multiple_of(g) && t >= s;
-    assert!(fits, "queries {:?}, keys {:?}, values {:?}, first keys {:?}", q.dims(), k.dims(), v.dims(), first.dims());
+    sizes::expect_fit(q.dims(), k.dims(), v.dims(), first.dims());
     assert!(scale > 0.0 && scale.is_finite(), "attention with a scale of {scale}");
     let [q, k, v] = [q, k, v].map(Tensor::into_dispatch);
     Tensor::from_dispatch(Dispatch::attend(q, k, v, first.into_dispatch(), scale).0)

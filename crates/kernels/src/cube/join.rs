@@ -4,14 +4,17 @@ use burn::backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::launch::{UNITS, address_type, grid};
+use super::launch::{UNITS, address_type, check_reach, grid};
 use super::trace::note;
 
 /// Most tensors to a launch: with the result and the launch's numbers what a device of no great age binds.
 const MOST: usize = 14;
 
 /// Columns `first .. first + width` of `out`, rows of `stride`, from parts that begin at the columns `starts`; zero where no part is.
-#[cube(launch, address_type = "dynamic")]
+///
+/// # Safety
+/// No index is checked: `out` must have the last of these columns in its last row. Parts are read no further than they are long.
+#[cube(launch_unchecked, address_type = "dynamic")]
 fn join_kernel<E: Float>(
     parts: &Sequence<OwnedTensor<E>>,
     starts: &Sequence<usize>,
@@ -47,21 +50,26 @@ pub(crate) fn most(like: &CubeTensor) -> usize {
 }
 
 /// Writes columns `first .. end` of `out`, whose rows are `stride` long: those of the contiguous `parts`, of its type, from `starts` on, and zeros.
+#[expect(unsafe_code, reason = "see SAFETY")]
 pub(crate) fn join(parts: &[CubeTensor], starts: &[usize], out: &CubeTensor, [first, end]: [usize; 2], stride: usize) {
     let rows = out.meta.shape().num_elements() / stride;
     let address = parts.iter().map(CubeTensor::required_address_type).max().unwrap_or_default();
+    check_reach("join_kernel", [out], [rows.saturating_sub(1) * stride + end]);
     note("join_kernel", parts.iter().chain([out]), 0);
-    join_kernel::launch(
-        &out.client,
-        grid(rows * (end - first)),
-        CubeDim::new_1d(UNITS),
-        address.max(address_type([out])),
-        parts.iter().map(|part| part.clone().into_tensor_arg()).collect(),
-        starts.iter().copied().collect(),
-        out.clone().into_tensor_arg(),
-        first,
-        end - first,
-        stride,
-        dtype_to_storage_type(out.dtype),
-    );
+    // SAFETY: `check_reach` has found the last number that is written.
+    unsafe {
+        join_kernel::launch_unchecked(
+            &out.client,
+            grid(rows * (end - first)),
+            CubeDim::new_1d(UNITS),
+            address.max(address_type([out])),
+            parts.iter().map(|part| part.clone().into_tensor_arg()).collect(),
+            starts.iter().copied().collect(),
+            out.clone().into_tensor_arg(),
+            first,
+            end - first,
+            stride,
+            dtype_to_storage_type(out.dtype),
+        );
+    }
 }

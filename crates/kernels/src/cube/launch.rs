@@ -1,6 +1,12 @@
 //! What launching a kernel of one number to a thread takes, and the second half of a sum in two launches.
+//!
+//! Kernels are launched without checks of their indices on the device: beside each tensor stands how many of its numbers a kernel can reach, which is compared
+//! with what is there before anything runs. A launch that says too little is a mistake, as any `unsafe` may be one; what a kernel reaches follows from its
+//! sizes and its guard. Of what memory says no size is known beforehand, so kernels that read there where to read or write keep the device's checks
+//! ([`launch_checked`]), or compare first.
 
 use super::geometry::MAX_GRID;
+use super::packing::Packing;
 use crate::planes::HALF_GRADIENTS;
 use burn::backend::DType;
 use burn_cubecl::tensor::CubeTensor;
@@ -20,11 +26,12 @@ pub(crate) fn grid_of(cubes: usize) -> CubeCount {
     CubeCount::Static(wide as u32, cubes.div_ceil(wide) as u32, 1)
 }
 
-/// Launches a kernel with at least `$units` threads on these tensors, all on one device, and then its other arguments.
-macro_rules! launch {
-    ($kernel:ident, $units:expr, [$first:expr $(, $tensor:expr)* $(,)?] $(, $argument:expr)* $(,)?) => {{
+/// Launches a kernel with at least `$units` threads on these tensors, all on one device, and then its other arguments; `$how` is `launch`, or
+/// `launch_unchecked`.
+macro_rules! launched {
+    ($how:ident, $kernel:ident, $units:expr, [$first:expr $(, $tensor:expr)*], [$($argument:expr),*]) => {{
         $crate::cube::trace::note(stringify!($kernel), [&$first $(, &$tensor)*], 0);
-        $kernel::launch(
+        $kernel::$how(
             &$first.client.clone(),
             $crate::cube::launch::grid($units),
             cubecl::prelude::CubeDim::new_1d($crate::cube::launch::UNITS),
@@ -35,7 +42,46 @@ macro_rules! launch {
         )
     }};
 }
+pub(crate) use launched;
+
+/// Launches a kernel with at least `$units` threads, and panics unless each tensor has as many numbers as stand beside it: all that the kernel can reach. A tensor
+/// that comes among the other arguments is one that replaces another of these, of its shape.
+macro_rules! launch {
+    ($kernel:ident, $units:expr, [$(($tensor:expr, $reach:expr)),+ $(,)?] $(, $argument:expr)* $(,)?) => {{
+        $crate::cube::launch::check_reach(stringify!($kernel), [$(&$tensor),+], [$($reach),+]);
+        // SAFETY: `check_reach` has found all numbers that the kernel can reach.
+        #[allow(unsafe_code, reason = "see SAFETY")]
+        unsafe {
+            $crate::cube::launch::launched!(launch_unchecked, $kernel, $units, [$($tensor),+], [$($argument),*])
+        }
+    }};
+}
 pub(crate) use launch;
+
+/// Launches a kernel with at least `$units` threads that the device keeps from reaching beyond its tensors.
+macro_rules! launch_checked {
+    ($kernel:ident, $units:expr, [$($tensor:expr),+ $(,)?] $(, $argument:expr)* $(,)?) => {
+        $crate::cube::launch::launched!(launch, $kernel, $units, [$($tensor),+], [$($argument),*])
+    };
+}
+pub(crate) use launch_checked;
+
+/// Panics unless each tensor has so many numbers, gaps between them counted.
+#[track_caller]
+pub(crate) fn check_reach<const N: usize>(kernel: &str, tensors: [&CubeTensor; N], reaches: [usize; N]) {
+    for (i, (tensor, reach)) in tensors.into_iter().zip(reaches).enumerate() {
+        let (all, memory) = (tensor.meta.shape().num_elements(), Packing::Plain.numbers(tensor));
+        // Memory may be longer than a tensor whose numbers lie in order.
+        let numbers = if tensor.is_contiguous() { all.min(memory) } else { memory };
+        assert!(reach <= numbers, "{kernel}: tensor {i} has {numbers} numbers, and {reach} are asked for");
+    }
+}
+
+/// How many numbers a tensor of any strides spans, gaps between them counted.
+pub(crate) fn reach(tensor: &CubeTensor) -> usize {
+    let (shape, strides) = (tensor.meta.shape(), tensor.meta.strides());
+    1 + (0..shape.num_dims()).map(|axis| shape[axis].saturating_sub(1) * strides[axis]).sum::<usize>()
+}
 
 /// The integers that reach every number of these tensors.
 pub(crate) fn address_type<const N: usize>(tensors: [&CubeTensor; N]) -> AddressType {

@@ -162,7 +162,8 @@ impl Product {
         debug_assert_eq!(c.dtype, DType::F32);
         let parts = empty(c, [count * self.c.outer], DType::F32);
         self.launch(a, b, None, scales, &parts);
-        launch!(add_parts_kernel, c.meta.shape().num_elements(), [parts, c], count as u32);
+        let len = c.meta.shape().num_elements();
+        launch!(add_parts_kernel, len, [(parts, count * len), (c, len)], count as u32);
     }
 
     /// Panics unless there is a scale to each row of the matrix that B lies in, if its packing has any.

@@ -50,6 +50,11 @@ impl Plan {
         self.inner * self.outer
     }
 
+    /// How many numbers x's sizes reach of a tensor.
+    fn reach(&self, of: &Pixels) -> usize {
+        1 + (self.images - 1) * of.image + (self.channels - 1) * of.channel + (self.pixels - 1) * of.pixel
+    }
+
     fn extent(&self) -> ExtentLaunch {
         let Self { images, channels, pixels, inner, outer, .. } = *self;
         ExtentLaunch::new(images as u32, channels as u32, pixels as u32, inner as u32, outer as u32)
@@ -72,7 +77,7 @@ impl Plan {
         launch!(
             norm_moments_kernel,
             self.parts() * self.channels,
-            [x.tensor, parts],
+            [(x.tensor, self.reach(x)), (parts, 3 * self.channels * self.parts())],
             self.extent(),
             steps(x),
             self.channels_last,
@@ -91,7 +96,15 @@ impl Plan {
         launch!(
             norm_statistics_kernel,
             self.channels * threads as usize,
-            [parts, mean, variance, old_mean, old_variance, running_mean, running_variance],
+            [
+                (parts, 3 * self.channels * blocks),
+                (mean, self.channels),
+                (variance, self.channels),
+                (old_mean, self.channels),
+                (old_variance, self.channels),
+                (running_mean, self.channels),
+                (running_variance, self.channels),
+            ],
             self.extent(),
             blocks as u32,
             self.momenta(step),
@@ -107,11 +120,18 @@ impl Plan {
 
     /// The normalised x from its mean, variance, gamma and beta.
     fn output(&self, x: &Pixels, [mean, variance, gamma, beta]: [&CubeTensor; 4], step: NormStep) -> CubeTensor {
-        let y = self.like(x);
+        let (y, channels) = (self.like(x), self.channels);
         launch!(
             norm_output_kernel,
-            self.channels * self.pixels,
-            [x.tensor, mean, variance, gamma, beta, y.tensor],
+            channels * self.pixels,
+            [
+                (x.tensor, self.reach(x)),
+                (mean, channels),
+                (variance, channels),
+                (gamma, channels),
+                (beta, channels),
+                (y.tensor, self.reach(&y))
+            ],
             self.extent(),
             steps(x),
             steps(&y),
@@ -168,11 +188,20 @@ pub(super) fn norm_act_backward(
     let [mean, variance, gamma, beta] = in_order(channels);
     let (x, dy) = (Pixels::new(x), Pixels::new(dy));
     let plan = Plan::new(&x);
-    let parts = empty(&x.tensor, [2, plan.parts(), plan.channels], DType::F32);
+    let (channels, count) = (plan.channels, plan.parts() * plan.channels);
+    let parts = empty(&x.tensor, [2, plan.parts(), channels], DType::F32);
     launch!(
         norm_gradient_kernel,
-        plan.parts() * plan.channels,
-        [x.tensor, dy.tensor, mean, variance, gamma, beta, parts],
+        count,
+        [
+            (x.tensor, plan.reach(&x)),
+            (dy.tensor, plan.reach(&dy)),
+            (mean, channels),
+            (variance, channels),
+            (gamma, channels),
+            (beta, channels),
+            (parts, 2 * count)
+        ],
         plan.extent(),
         steps(&x),
         steps(&dy),
@@ -181,12 +210,12 @@ pub(super) fn norm_act_backward(
         plan.channels_last,
         dtype_to_storage_type(x.tensor.dtype),
     );
-    let [dgamma, dbeta] = [(); 2].map(|()| empty(&x.tensor, [plan.channels], DType::F32));
-    let factors = empty(&x.tensor, [3, plan.channels], DType::F32);
+    let [dgamma, dbeta] = [(); 2].map(|()| empty(&x.tensor, [channels], DType::F32));
+    let factors = empty(&x.tensor, [3, channels], DType::F32);
     launch!(
         norm_gradient_sums_kernel,
-        plan.channels,
-        [parts, variance, gamma, dgamma, dbeta, factors],
+        channels,
+        [(parts, 2 * count), (variance, channels), (gamma, channels), (dgamma, channels), (dbeta, channels), (factors, 3 * channels)],
         plan.extent(),
         step.epsilon as f32,
         true_gradients(dy.tensor.dtype)
@@ -194,8 +223,15 @@ pub(super) fn norm_act_backward(
     let dx = plan.like(&x);
     launch!(
         norm_input_gradient_kernel,
-        plan.channels * plan.pixels,
-        [x.tensor, dy.tensor, mean, beta, factors, dx.tensor],
+        channels * plan.pixels,
+        [
+            (x.tensor, plan.reach(&x)),
+            (dy.tensor, plan.reach(&dy)),
+            (mean, channels),
+            (beta, channels),
+            (factors, 3 * channels),
+            (dx.tensor, plan.reach(&dx))
+        ],
         plan.extent(),
         steps(&x),
         steps(&dy),

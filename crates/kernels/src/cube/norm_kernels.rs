@@ -147,7 +147,7 @@ fn index_of(channels: u32, count: u32, #[comptime] channels_last: bool) -> u32 {
 
 /// Of each part of a channel the mean, `Σ (x - mean)²` and how many values it has, into `parts [3, channels, parts]`, a thread to a part. It reads them twice: the
 /// second time around their mean, which is corrected by what rounding has left of `Σ (x - mean)`. No value is as good a guess of it: the first is at a border.
-#[cube(launch, address_type = "dynamic")]
+#[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn norm_moments_kernel<E: Float>(
     x: &Tensor<E>,
     parts: &mut Tensor<f32>,
@@ -192,7 +192,7 @@ pub(crate) struct Momenta {
 /// moved towards them. The mean is `m_0 + Σ w_i (m_i - m_0) / M`, and the variance around it `Σ (q_i + w_i (m_i - mean)²) / M` (Chan, Golub and LeVeque 1983). Not
 /// around m_0: the first block is at the border of an image, and may be unlike all others. So many `threads` to a channel: a workgroup, or one where
 /// shared memory cannot be trusted. Devices bind no more tensors than these.
-#[cube(launch, address_type = "dynamic")]
+#[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn norm_statistics_kernel(
     parts: &Tensor<f32>,
     mean: &mut Tensor<f32>,
@@ -252,7 +252,7 @@ fn sum_of_channel(own: f32, #[comptime] threads: u32) -> f32 {
 }
 
 /// `z = gamma (x - mean) rstd + beta`, through SiLU if asked; a thread to a pixel of a channel, for all images.
-#[cube(launch, address_type = "dynamic")]
+#[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn norm_output_kernel<E: Float>(
     x: &Tensor<E>,
     mean: &Tensor<f32>,
@@ -286,7 +286,7 @@ pub(crate) fn norm_output_kernel<E: Float>(
 }
 
 /// Parts of each channel's `Σ dz` and `Σ dz (x - mean)`, `parts [2, parts, channels]`, a thread to a part.
-#[cube(launch, address_type = "dynamic")]
+#[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn norm_gradient_kernel<E: Float>(
     x: &Tensor<E>,
     dy: &Tensor<E>,
@@ -322,7 +322,7 @@ pub(crate) fn norm_gradient_kernel<E: Float>(
 }
 
 /// dgamma and dbeta, times `true_scale`, and `factors [3, channels]` from the parts, a thread to a channel: gamma rstd, dbeta / M and dgamma rstd / M.
-#[cube(launch, address_type = "dynamic")]
+#[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn norm_gradient_sums_kernel(
     parts: &Tensor<f32>,
     variance: &Tensor<f32>,
@@ -352,7 +352,7 @@ pub(crate) fn norm_gradient_sums_kernel(
 }
 
 /// `dx = scale (dz - dbeta / M - (x - mean) dgamma rstd / M)`; a thread to a pixel of a channel, for all images.
-#[cube(launch, address_type = "dynamic")]
+#[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn norm_input_gradient_kernel<E: Float>(
     x: &Tensor<E>,
     dy: &Tensor<E>,

@@ -237,7 +237,7 @@ pub(super) fn write<C: Float>(
 }
 
 /// `out[i] = sum over p of parts[p, i]`, in that order.
-#[cube(launch, address_type = "dynamic")]
+#[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn add_parts_kernel(parts: &Tensor<f32>, out: &mut Tensor<f32>, count: u32) {
     let at = ABSOLUTE_POS;
     if at >= out.len() {

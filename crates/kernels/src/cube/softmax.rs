@@ -40,7 +40,7 @@ pub(crate) fn log(x: f32) -> f32 {
 }
 
 /// Of each stripe the maximum and `Σ exp(x - maximum)`, into `sums [2, rows, parts]`.
-#[cube(launch, address_type = "dynamic")]
+#[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn softmax_sums_kernel(
     x: &Tensor<f32>,
     mask: &Tensor<f32>,

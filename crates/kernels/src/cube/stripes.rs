@@ -26,6 +26,11 @@ impl Plan {
         Self { rows: shape.num_elements() / width, width, parts: width.isqrt() }
     }
 
+    /// Numbers of all rows.
+    pub(crate) fn numbers(&self) -> usize {
+        self.rows * self.width
+    }
+
     /// One to a stripe.
     pub(crate) fn threads(&self) -> usize {
         self.rows * self.parts

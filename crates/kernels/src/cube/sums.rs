@@ -14,7 +14,7 @@ pub(crate) const PARTS: usize = 2048;
 const FEWER: usize = 32;
 
 /// `out[j]` is the sum of the j-th `count` parts.
-#[cube(launch, address_type = "dynamic")]
+#[cube(launch_unchecked, address_type = "dynamic")]
 fn total_kernel(parts: &Tensor<f32>, out: &mut Tensor<f32>, count: u32) {
     if ABSOLUTE_POS >= out.len() {
         terminate!();
@@ -26,8 +26,8 @@ fn total_kernel(parts: &Tensor<f32>, out: &mut Tensor<f32>, count: u32) {
 pub(crate) fn total(parts: &CubeTensor) -> CubeTensor {
     let (fewer, total) = (empty(parts, [FEWER], DType::F32), empty(parts, [1], DType::F32));
     let count = parts.meta.shape().num_elements() / FEWER;
-    launch!(total_kernel, FEWER, [parts, fewer], count as u32);
-    launch!(total_kernel, 1, [fewer, total], FEWER as u32);
+    launch!(total_kernel, FEWER, [(parts, FEWER * count), (fewer, FEWER)], count as u32);
+    launch!(total_kernel, 1, [(fewer, FEWER), (total, 1)], FEWER as u32);
     total
 }
 

@@ -16,14 +16,13 @@ use super::cube_kernels::{
 };
 use super::{DecoderOps, portable};
 use crate::cube::geometry::dims4;
-use crate::cube::launch::{UNITS, address_type, covers, grid_of, launch};
+use crate::cube::launch::{UNITS, covers, launch, reach};
 use crate::cube::pixels::{empty, like, replacement};
 use crate::cube::shared_memory_works;
 use crate::cube::softmax::{MaskingLaunch, softmax_sums_kernel};
 use crate::cube::stripes::Plan;
-use crate::cube::trace::note;
 use crate::planes::PlaneOps;
-use cubecl::prelude::CubeDim;
+use crate::shapes::expect;
 
 impl DecoderOps for CubeBackend {
     fn rms_norm(x: CubeTensor, weight: CubeTensor, epsilon: f64) -> CubeTensor {
@@ -31,15 +30,15 @@ impl DecoderOps for CubeBackend {
             return portable::rms_norm::<Self>(x, weight, epsilon);
         }
         let [x, weight] = [x, weight].map(into_contiguous);
-        let plan = Plan::new(&x);
-        let y = like(&x);
+        let (plan, y) = (Plan::new(&x), like(&x));
+        let (all, width, threads) = (plan.numbers(), plan.width, plan.threads());
         if shared_memory_works(&x.device) {
-            launch!(rms_norm_row_kernel, plan.rows * UNITS as usize, [x, weight, y], plan.rows(), epsilon as f32);
+            launch!(rms_norm_row_kernel, plan.rows * UNITS as usize, [(x, all), (weight, width), (y, all)], plan.rows(), epsilon as f32);
             return y;
         }
         let sums = plan.sums(&x, 1);
-        launch!(row_squares_kernel, plan.threads(), [x, sums], plan.rows());
-        launch!(rms_norm_kernel, plan.threads(), [x, weight, sums, y], plan.rows(), epsilon as f32);
+        launch!(row_squares_kernel, threads, [(x, all), (sums, threads)], plan.rows());
+        launch!(rms_norm_kernel, threads, [(x, all), (weight, width), (sums, threads), (y, all)], plan.rows(), epsilon as f32);
         y
     }
 
@@ -53,8 +52,16 @@ impl DecoderOps for CubeBackend {
             return row_grad(&plan, [x, weight, dy], None, epsilon);
         }
         let (sums, (dx, to_dx)) = (plan.sums(&x, 2), replacement(&dy, 2));
-        launch!(rms_norm_grad_sums_kernel, plan.threads(), [x, weight, dy, sums], plan.rows());
-        launch!(rms_norm_data_grad_kernel, plan.threads(), [x, weight, dy, sums], to_dx, plan.rows(), epsilon as f32);
+        let (all, width, threads) = (plan.numbers(), plan.width, plan.threads());
+        launch!(rms_norm_grad_sums_kernel, threads, [(x, all), (weight, width), (dy, all), (sums, 2 * threads)], plan.rows());
+        launch!(
+            rms_norm_data_grad_kernel,
+            threads,
+            [(x, all), (weight, width), (dy, all), (sums, 2 * threads)],
+            to_dx,
+            plan.rows(),
+            epsilon as f32
+        );
         dx
     }
 
@@ -73,13 +80,15 @@ impl DecoderOps for CubeBackend {
         let [x, dy] = [x, dy].map(into_contiguous);
         let plan = Plan::new(&x);
         let (sums, rhos) = (plan.sums(&x, 1), empty(&x, [plan.rows], DType::F32));
-        launch!(row_squares_kernel, plan.threads(), [x, sums], plan.rows());
-        launch!(rho_kernel, plan.rows, [sums, rhos], plan.rows(), epsilon as f32);
+        let (all, width, threads) = (plan.numbers(), plan.width, plan.threads());
+        launch!(row_squares_kernel, threads, [(x, all), (sums, threads)], plan.rows());
+        launch!(rho_kernel, plan.rows, [(sums, threads), (rhos, plan.rows)], plan.rows(), epsilon as f32);
         // As many parts of a column as rows to a part.
         let parts = plan.rows.isqrt();
-        let (columns, dw) = (empty(&x, [parts, plan.width], DType::F32), empty(&x, [plan.width], DType::F32));
-        launch!(rms_norm_columns_kernel, parts * plan.width, [x, dy, rhos, columns], plan.rows(), parts);
-        launch!(rms_norm_weight_grad_kernel, plan.width, [columns, dw], parts);
+        let (columns, dw) = (empty(&x, [parts, width], DType::F32), empty(&x, [width], DType::F32));
+        let count = parts * width;
+        launch!(rms_norm_columns_kernel, count, [(x, all), (dy, all), (rhos, plan.rows), (columns, count)], plan.rows(), parts);
+        launch!(rms_norm_weight_grad_kernel, width, [(columns, count), (dw, width)], parts);
         dw
     }
 
@@ -88,8 +97,8 @@ impl DecoderOps for CubeBackend {
             return portable::swiglu::<Self>(gate, up);
         }
         let [gate, up] = [gate, up].map(into_contiguous);
-        let y = like(&gate);
-        launch!(swiglu_kernel, gate.meta.shape().num_elements(), [gate, up, y]);
+        let (y, len) = (like(&gate), gate.meta.shape().num_elements());
+        launch!(swiglu_kernel, len, [(gate, len), (up, len), (y, len)]);
         y
     }
 
@@ -99,7 +108,8 @@ impl DecoderOps for CubeBackend {
         }
         let [gate, up, dy] = [gate, up, dy].map(into_contiguous);
         let (dup, (dgate, to_dgate)) = (like(&up), replacement(&dy, 2));
-        launch!(swiglu_grad_kernel, gate.meta.shape().num_elements(), [gate, up, dy, dup], to_dgate);
+        let len = gate.meta.shape().num_elements();
+        launch!(swiglu_grad_kernel, len, [(gate, len), (up, len), (dy, len), (dup, len)], to_dgate);
         (dgate, dup)
     }
 
@@ -107,13 +117,15 @@ impl DecoderOps for CubeBackend {
         if !covers([&scores, &mask]) {
             return portable::masked_softmax::<Self>(scores, mask, scale);
         }
-        let ([_, heads, queries, _], [held, ..]) = (dims4(&scores), dims4(&mask));
+        let ([batch, heads, queries, _], [held, ..]) = (dims4(&scores), dims4(&mask));
         let [scores, mask] = [scores, mask].map(into_contiguous);
         let plan = Plan::new(&scores);
         let masking = || MaskingLaunch::new(scale as f32, heads * queries, queries, if held == 1 { 0 } else { queries });
         let (sums, (p, to_p)) = (plan.sums(&scores, 2), replacement(&scores, 0));
-        launch!(softmax_sums_kernel, plan.threads(), [scores, mask, sums], plan.rows(), masking(), true);
-        launch!(masked_softmax_kernel, plan.threads(), [scores, mask, sums], to_p, plan.rows(), masking());
+        let masks = if held == 1 { 1 } else { batch };
+        let (all, threads, masked) = (plan.numbers(), plan.threads(), masks * queries * plan.width);
+        launch!(softmax_sums_kernel, threads, [(scores, all), (mask, masked), (sums, 2 * threads)], plan.rows(), masking(), true);
+        launch!(masked_softmax_kernel, threads, [(scores, all), (mask, masked), (sums, 2 * threads)], to_p, plan.rows(), masking());
         p
     }
 
@@ -124,8 +136,9 @@ impl DecoderOps for CubeBackend {
         let [p, dp] = [p, dp].map(into_contiguous);
         let plan = Plan::new(&p);
         let (sums, (dx, to_dx)) = (plan.sums(&p, 1), replacement(&dp, 1));
-        launch!(products_kernel, plan.threads(), [p, dp, sums], plan.rows());
-        launch!(masked_softmax_grad_kernel, plan.threads(), [p, dp, sums], to_dx, plan.rows(), scale as f32);
+        let (all, threads) = (plan.numbers(), plan.threads());
+        launch!(products_kernel, threads, [(p, all), (dp, all), (sums, threads)], plan.rows());
+        launch!(masked_softmax_grad_kernel, threads, [(p, all), (dp, all), (sums, threads)], to_dx, plan.rows(), scale as f32);
         dx
     }
 
@@ -154,33 +167,38 @@ fn row_grad(plan: &Plan, [x, weight, dy]: [CubeTensor; 3], held: Option<CubeTens
     };
     let added = held.is_some();
     // Something must be bound that is not written.
-    let held = held.unwrap_or_else(|| weight.clone());
-    note("rms_norm_row_grad_kernel", [&x, &weight, &dy, &dx], 0);
-    rms_norm_row_grad_kernel::launch(
-        &x.client.clone(),
-        grid_of(plan.rows),
-        CubeDim::new_1d(UNITS),
-        address_type([&x, &weight, &dy, &held, &dx]),
-        x.into_tensor_arg(),
-        weight.into_tensor_arg(),
-        dy.into_tensor_arg(),
-        held.into_tensor_arg(),
+    let held = held.unwrap_or_else(|| x.clone());
+    let all = plan.numbers();
+    launch!(
+        rms_norm_row_grad_kernel,
+        plan.rows * UNITS as usize,
+        [(x, all), (weight, plan.width), (dy, all), (held, all)],
         to_dx,
         plan.rows(),
         epsilon as f32,
-        added,
+        added
     );
     dx
 }
 
 /// Both with their second and third axes exchanged and their pairs turned, `back` or forth.
 fn turned(q: CubeTensor, k: CubeTensor, cos: CubeTensor, sin: CubeTensor, back: bool) -> (CubeTensor, CubeTensor) {
-    let [held, _, positions, half] = dims4(&cos);
+    let ([held, _, positions, half], [batch, ..]) = (dims4(&cos), dims4(&q));
     let [q, k] = [q, k].map(|x| CubeBackend::float_swap_dims(x, 1, 2));
+    for x in [&q, &k] {
+        let [images, first, second, d] = dims4(x);
+        expect("what is turned", [images, if back { first } else { second }, d], [batch, positions, 2 * half]);
+    }
     let [cos, sin] = [cos, sin].map(into_contiguous);
     let [of_q, of_k] = [&q, &k].map(|x| empty(x, dims4(x), DType::F32));
-    let pairs = (q.meta.shape().num_elements() + k.meta.shape().num_elements()) / 2;
-    let step = if held == 1 { 0 } else { positions * half };
-    launch!(rotate_kernel, pairs, [q, k, cos, sin, of_q, of_k], step, back);
+    let [queries, keys] = [&q, &k].map(|x| x.meta.shape().num_elements());
+    let (step, angles) = if held == 1 { (0, positions * half) } else { (positions * half, batch * positions * half) };
+    launch!(
+        rotate_kernel,
+        (queries + keys) / 2,
+        [(q, reach(&q)), (k, reach(&k)), (cos, angles), (sin, angles), (of_q, queries), (of_k, keys)],
+        step,
+        back
+    );
     (of_q, of_k)
 }

@@ -10,7 +10,7 @@ use crate::cube::stripes::{Rows, row, total};
 use crate::cube::sums::sum_of_all;
 
 /// `Σ x²` of each stripe.
-#[cube(launch, address_type = "dynamic")]
+#[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn row_squares_kernel(x: &Tensor<f32>, sums: &mut Tensor<f32>, rows: &Rows) {
     if ABSOLUTE_POS >= rows.count * rows.parts {
         terminate!();
@@ -32,7 +32,7 @@ fn rho(sums: &Tensor<f32>, rows: &Rows, epsilon: f32) -> f32 {
 }
 
 /// x ρ w.
-#[cube(launch, address_type = "dynamic")]
+#[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn rms_norm_kernel(x: &Tensor<f32>, weight: &Tensor<f32>, sums: &Tensor<f32>, y: &mut Tensor<f32>, rows: &Rows, epsilon: f32) {
     if ABSOLUTE_POS >= rows.count * rows.parts {
         terminate!();
@@ -47,7 +47,7 @@ pub(super) fn rms_norm_kernel(x: &Tensor<f32>, weight: &Tensor<f32>, sums: &Tens
 }
 
 /// `Σ x²` and `Σ w dy x` of each stripe.
-#[cube(launch, address_type = "dynamic")]
+#[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn rms_norm_grad_sums_kernel(x: &Tensor<f32>, weight: &Tensor<f32>, dy: &Tensor<f32>, sums: &mut Tensor<f32>, rows: &Rows) {
     if ABSOLUTE_POS >= rows.count * rows.parts {
         terminate!();
@@ -67,7 +67,7 @@ pub(super) fn rms_norm_grad_sums_kernel(x: &Tensor<f32>, weight: &Tensor<f32>, d
 }
 
 /// dx = ρ (g - x ρ² mean(g x)), g = w dy; dx may be dy.
-#[cube(launch, address_type = "dynamic")]
+#[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn rms_norm_data_grad_kernel(
     x: &Tensor<f32>,
     weight: &Tensor<f32>,
@@ -91,7 +91,7 @@ pub(super) fn rms_norm_data_grad_kernel(
 }
 
 /// x ρ w, a workgroup to a row.
-#[cube(launch, address_type = "dynamic")]
+#[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn rms_norm_row_kernel(x: &Tensor<f32>, weight: &Tensor<f32>, y: &mut Tensor<f32>, rows: &Rows, epsilon: f32) {
     if CUBE_POS >= rows.count {
         terminate!();
@@ -113,7 +113,7 @@ pub(super) fn rms_norm_row_kernel(x: &Tensor<f32>, weight: &Tensor<f32>, y: &mut
 }
 
 /// ρ (g - x ρ² mean(g x)) (+ held), g = w dy, a workgroup to a row; dx may be dy or held.
-#[cube(launch, address_type = "dynamic")]
+#[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn rms_norm_row_grad_kernel(
     x: &Tensor<f32>,
     weight: &Tensor<f32>,
@@ -153,7 +153,7 @@ pub(super) fn rms_norm_row_grad_kernel(
 }
 
 /// ρ of each row, a thread to a row of one stripe.
-#[cube(launch, address_type = "dynamic")]
+#[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn rho_kernel(sums: &Tensor<f32>, rhos: &mut Tensor<f32>, rows: &Rows, epsilon: f32) {
     if ABSOLUTE_POS >= rows.count {
         terminate!();
@@ -163,7 +163,7 @@ pub(super) fn rho_kernel(sums: &Tensor<f32>, rhos: &mut Tensor<f32>, rows: &Rows
 }
 
 /// `Σ dy x ρ` of each column over every `parts`-th row, into `[parts, width]`.
-#[cube(launch, address_type = "dynamic")]
+#[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn rms_norm_columns_kernel(
     x: &Tensor<f32>,
     dy: &Tensor<f32>,
@@ -187,7 +187,7 @@ pub(super) fn rms_norm_columns_kernel(
 }
 
 /// The columns' totals.
-#[cube(launch, address_type = "dynamic")]
+#[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn rms_norm_weight_grad_kernel(columns: &Tensor<f32>, dw: &mut Tensor<f32>, parts: usize) {
     let column = ABSOLUTE_POS;
     if column >= dw.len() {
@@ -201,7 +201,7 @@ fn sigmoid(x: f32) -> f32 {
     1.0f32 / (1.0f32 + (-x).exp())
 }
 
-#[cube(launch, address_type = "dynamic")]
+#[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn swiglu_kernel(gate: &Tensor<f32>, up: &Tensor<f32>, y: &mut Tensor<f32>) {
     let i = ABSOLUTE_POS;
     if i >= gate.len() {
@@ -211,7 +211,7 @@ pub(super) fn swiglu_kernel(gate: &Tensor<f32>, up: &Tensor<f32>, y: &mut Tensor
 }
 
 /// dgate may be dy.
-#[cube(launch, address_type = "dynamic")]
+#[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn swiglu_grad_kernel(gate: &Tensor<f32>, up: &Tensor<f32>, dy: &Tensor<f32>, dup: &mut Tensor<f32>, dgate: &mut Tensor<f32>) {
     let i = ABSOLUTE_POS;
     if i >= gate.len() {
@@ -224,7 +224,7 @@ pub(super) fn swiglu_grad_kernel(gate: &Tensor<f32>, up: &Tensor<f32>, dy: &Tens
 }
 
 /// exp(score - maximum) / sum; p may be x.
-#[cube(launch, address_type = "dynamic")]
+#[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn masked_softmax_kernel(
     x: &Tensor<f32>,
     mask: &Tensor<f32>,
@@ -248,7 +248,7 @@ pub(super) fn masked_softmax_kernel(
 }
 
 /// `Σ p dp` of each stripe.
-#[cube(launch, address_type = "dynamic")]
+#[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn products_kernel(p: &Tensor<f32>, dp: &Tensor<f32>, sums: &mut Tensor<f32>, rows: &Rows) {
     if ABSOLUTE_POS >= rows.count * rows.parts {
         terminate!();
@@ -264,7 +264,7 @@ pub(super) fn products_kernel(p: &Tensor<f32>, dp: &Tensor<f32>, sums: &mut Tens
 }
 
 /// scale p (dp - Σ p dp); the result may be dp.
-#[cube(launch, address_type = "dynamic")]
+#[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn masked_softmax_grad_kernel(
     p: &Tensor<f32>,
     dp: &Tensor<f32>,
@@ -287,7 +287,7 @@ pub(super) fn masked_softmax_grad_kernel(
 
 /// `[x1 cos - x2 sin, x2 cos + x1 sin]` of each row of q and of k, both `[B, M, N, d]` in any strides, positions being M (`back`, and
 /// sin turned round) or N. `step` leads from one image's angles to the next's, 0 if all have the same. A thread to a pair of numbers.
-#[cube(launch, address_type = "dynamic")]
+#[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn rotate_kernel(
     q: &Tensor<f32>,
     k: &Tensor<f32>,

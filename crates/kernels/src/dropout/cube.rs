@@ -58,7 +58,7 @@ fn draw(key: &Wide, i: usize) -> Wide {
 }
 
 /// y may be x.
-#[cube(launch, address_type = "dynamic")]
+#[cube(launch_unchecked, address_type = "dynamic")]
 fn dropout_kernel(x: &Tensor<f32>, y: &mut Tensor<f32>, key: &Wide, limit: &Wide, scale: f32) {
     let i = ABSOLUTE_POS;
     if i >= x.len() {
@@ -72,7 +72,7 @@ fn dropout_kernel(x: &Tensor<f32>, y: &mut Tensor<f32>, key: &Wide, limit: &Wide
 }
 
 /// By the upper 24 bits of a draw, as many as an f32 holds. y may be x.
-#[cube(launch, address_type = "dynamic")]
+#[cube(launch_unchecked, address_type = "dynamic")]
 fn noise_kernel(x: &Tensor<f32>, y: &mut Tensor<f32>, key: &Wide, scale: f32) {
     let i = ABSOLUTE_POS;
     if i >= x.len() {
@@ -91,7 +91,7 @@ impl DropoutOps for CubeBackend {
         }
         let x = into_contiguous(x);
         let (y, to_y) = replacement(&x, 0);
-        launch!(dropout_kernel, len, [x], to_y, wide(mask.key), wide(mask.limit), mask.scale);
+        launch!(dropout_kernel, len, [(x, len)], to_y, wide(mask.key), wide(mask.limit), mask.scale);
         y
     }
 
@@ -102,7 +102,7 @@ impl DropoutOps for CubeBackend {
         }
         let x = into_contiguous(x);
         let (y, to_y) = replacement(&x, 0);
-        launch!(noise_kernel, len, [x], to_y, wide(key), scale as f32);
+        launch!(noise_kernel, len, [(x, len)], to_y, wide(key), scale as f32);
         y
     }
 }

@@ -1,4 +1,7 @@
 //! The operations on CubeCL devices, a positive to a thread, or several where there are more than [`THREADS`].
+//!
+//! Where a positive is, in its logits and in their gradient, is read from memory, and so are its box and its bins: the device checks the indices of these kernels, which are
+//! of a few hundred positives.
 
 use burn::backend::ops::{FloatTensorOps, IntTensorOps};
 use burn::backend::{DType, TensorMetadata};
@@ -10,7 +13,7 @@ use cubecl::prelude::*;
 
 use super::formula::{BINS, Corners, ciou, lower_bin, upper_share};
 use super::{Foreground, ForegroundOps, SIDES};
-use crate::cube::launch::{fold, launch};
+use crate::cube::launch::{fold, launch_checked};
 use crate::cube::pixels::empty;
 use crate::cube::softmax::{Distribution, distribution};
 
@@ -218,10 +221,10 @@ impl ForegroundOps for CubeBackend {
         let shape = x.shape().dims::<3>();
         assert!(shape.iter().all(|&side| side <= EXACT), "{shape:?} has places that f32 does not tell apart");
         let sizes = sizes(&foreground, shape);
-        launch!(terms_kernel, threads, [x, numbers, places, parts, slopes], sizes, threads as u32);
+        launch_checked!(terms_kernel, threads, [x, numbers, places, parts, slopes], sizes, threads as u32);
         let terms = empty(&x, [3], DType::F32);
         let [on_box, on_class, on_sides] = foreground.gains;
-        launch!(totals_kernel, 1, [parts, background, terms], on_box, on_class, on_sides, foreground.norm, threads as u32);
+        launch_checked!(totals_kernel, 1, [parts, background, terms], on_box, on_class, on_sides, foreground.norm, threads as u32);
         (terms, slopes)
     }
 
@@ -234,7 +237,7 @@ impl ForegroundOps for CubeBackend {
         let grad = if grad.can_mut() { grad } else { grad.copy() };
         let sizes = sizes(&foreground, grad.shape().dims());
         let threads = foreground.positives.len() * (SIDES + 1);
-        launch!(spread_kernel, threads, [slopes, dy, grad], sizes, foreground.gains[1]);
+        launch_checked!(spread_kernel, threads, [slopes, dy, grad], sizes, foreground.gains[1]);
         grad
     }
 }

@@ -45,7 +45,7 @@ fn log_one_and(p: f32) -> f32 {
 }
 
 /// `parts[t] = Σ softplus(x)` over the numbers t, t + parts, ... of the rows, and sigmoid(x) of each.
-#[cube(launch, address_type = "dynamic")]
+#[cube(launch_unchecked, address_type = "dynamic")]
 fn softplus_kernel(x: &Tensor<f32>, slope: &mut Tensor<f32>, parts: &mut Tensor<f32>, extent: &Extent) {
     let count = parts.len();
     if ABSOLUTE_POS >= count {
@@ -77,7 +77,7 @@ fn softplus_kernel(x: &Tensor<f32>, slope: &mut Tensor<f32>, parts: &mut Tensor<
 }
 
 /// dy times the slope at the rows, and zero elsewhere.
-#[cube(launch, address_type = "dynamic")]
+#[cube(launch_unchecked, address_type = "dynamic")]
 fn softplus_grad_kernel(slope: &Tensor<f32>, dy: &Tensor<f32>, grad: &mut Tensor<f32>, extent: &Extent) {
     let i = ABSOLUTE_POS;
     if i >= grad.len() {
@@ -94,7 +94,7 @@ fn softplus_grad_kernel(slope: &Tensor<f32>, dy: &Tensor<f32>, grad: &mut Tensor
 }
 
 /// A thread to a distribution; `len` rows of results, `all` of x.
-#[cube(launch, address_type = "dynamic")]
+#[cube(launch_unchecked, address_type = "dynamic")]
 fn expectation_kernel(x: &Tensor<f32>, out: &mut Tensor<f32>, extent: &Extent, bins: u32) {
     let i = ABSOLUTE_POS;
     if i >= extent.count {
@@ -109,7 +109,7 @@ fn expectation_kernel(x: &Tensor<f32>, out: &mut Tensor<f32>, extent: &Extent, b
 }
 
 /// Corners of every image, then chosen rows through sigmoid; a thread to a number. `count` numbers are corners.
-#[cube(launch, address_type = "dynamic")]
+#[cube(launch_unchecked, address_type = "dynamic")]
 fn predictions_kernel(
     x: &Tensor<f32>,
     centres: &Tensor<f32>,
@@ -148,7 +148,12 @@ impl LogitOps for CubeBackend {
         }
         let x = into_contiguous(x);
         let (slope, parts) = (empty(&x, [b, len, a], DType::F32), empty(&x, [PARTS], DType::F32));
-        launch!(softplus_kernel, PARTS, [x, slope, parts], ExtentLaunch::new(b * len * a, start, len, c, a));
+        launch!(
+            softplus_kernel,
+            PARTS,
+            [(x, ((b - 1) * c + start + len) * a), (slope, b * len * a), (parts, PARTS)],
+            ExtentLaunch::new(b * len * a, start, len, c, a)
+        );
         (total(&parts), slope)
     }
 
@@ -159,7 +164,12 @@ impl LogitOps for CubeBackend {
         let [b, len, a] = slope.shape().dims();
         let (slope, dy) = (into_contiguous(slope), into_contiguous(dy));
         let grad = empty(&slope, [b, all, a], DType::F32);
-        launch!(softplus_grad_kernel, b * all * a, [slope, dy, grad], ExtentLaunch::new(b * len * a, start, len, all, a));
+        launch!(
+            softplus_grad_kernel,
+            b * all * a,
+            [(slope, b * len * a), (dy, 1), (grad, b * all * a)],
+            ExtentLaunch::new(b * len * a, start, len, all, a)
+        );
         grad
     }
 
@@ -173,10 +183,18 @@ impl LogitOps for CubeBackend {
         let out = empty(&x, [4 * b + chosen.len(), a], DType::F32);
         // Something must be bound; it is not read.
         let rows = if chosen.is_empty() { vec![0] } else { chosen };
-        let n = rows.len();
+        let (n, len) = (rows.len(), out.meta.shape().num_elements());
+        // The kernel reads in memory which rows to read. A negative one is too large.
+        let last = rows.iter().map(|&row| row as usize).fold((b - 1) * c + 4 * bins.max(1) - 1, usize::max);
         let rows = Self::int_from_data(TensorData::new(rows, [n]), &x.device);
         let extent = ExtentLaunch::new(4 * b * a, 0, 4, c, a);
-        launch!(predictions_kernel, out.meta.shape().num_elements(), [x, centres, strides, rows, out], extent, bins as u32);
+        launch!(
+            predictions_kernel,
+            len,
+            [(x, last.saturating_add(1).saturating_mul(a)), (centres, 2 * a), (strides, a), (rows, n), (out, len)],
+            extent,
+            bins as u32
+        );
         out
     }
 
@@ -186,7 +204,13 @@ impl LogitOps for CubeBackend {
             return portable::expectation::<Self>(x, sides, bins);
         }
         let (x, out) = (into_contiguous(x.clone()), empty(&x, [b, sides, a], DType::F32));
-        launch!(expectation_kernel, b * sides * a, [x, out], ExtentLaunch::new(b * sides * a, 0, sides, c, a), bins as u32);
+        launch!(
+            expectation_kernel,
+            b * sides * a,
+            [(x, ((b - 1) * c + sides * bins.max(1)) * a), (out, b * sides * a)],
+            ExtentLaunch::new(b * sides * a, 0, sides, c, a),
+            bins as u32
+        );
         out
     }
 }

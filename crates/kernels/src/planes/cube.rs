@@ -18,8 +18,9 @@ use super::cube_kernels::{
 use super::{Parts, PlaneOps, portable};
 use crate::cube::geometry::dims4;
 use crate::cube::join::{join, most};
-use crate::cube::launch::{covers_images, launch};
+use crate::cube::launch::{covers_images, launch, reach};
 use crate::cube::pixels::{empty, replacement};
+use crate::shapes::{expect, within};
 
 /// A tensor `[N, C, H, W]` whose numbers lie in memory in that order, or with the channels last.
 struct Ordered {
@@ -125,7 +126,14 @@ impl PlaneOps for CubeBackend {
         let whole = Ordered::new(x);
         let [n, _, h, w] = whole.dims;
         let part = whole.empty([n, len, h, w]);
-        launch!(extract_kernel, part.len(), [whole.tensor, part.tensor], part.runs(&whole, start), kind(&part));
+        within("channels", &(start..start + len), whole.dims[1]);
+        launch!(
+            extract_kernel,
+            part.len(),
+            [(whole.tensor, whole.len()), (part.tensor, part.len())],
+            part.runs(&whole, start),
+            kind(&part)
+        );
         part.named()
     }
 
@@ -136,7 +144,7 @@ impl PlaneOps for CubeBackend {
         let part = Ordered::new(x);
         let [n, _, h, w] = part.dims;
         let whole = part.empty([n, total, h, w]);
-        launch!(pad_kernel, whole.len(), [part.tensor, whole.tensor], part.runs(&whole, before), kind(&part));
+        launch!(pad_kernel, whole.len(), [(part.tensor, part.len()), (whole.tensor, whole.len())], part.runs(&whole, before), kind(&part));
         whole.named()
     }
 
@@ -144,7 +152,8 @@ impl PlaneOps for CubeBackend {
         if !covers_images(&[&whole, &x], []) {
             return portable::add_to_channels::<Self>(whole, x, before);
         }
-        let (dims @ [_, c, h, w], strides) = (dims4(&whole), whole.meta.strides().to_vec());
+        let (dims @ [n, c, h, w], strides) = (dims4(&whole), whole.meta.strides().to_vec());
+        expect("a part", dims4(&x), [n, dims4(&x)[1], h, w]);
         if strides[1..] == [h * w, w, 1] && strides[0] > c * h * w {
             // Some channels of a larger gradient, read where they are.
             let whole = Ordered { tensor: whole, dims, channels_last: false };
@@ -152,7 +161,7 @@ impl PlaneOps for CubeBackend {
             launch!(
                 add_runs_kernel,
                 whole.len(),
-                [part.tensor, whole.tensor, sum.tensor],
+                [(part.tensor, part.len()), (whole.tensor, reach(&whole.tensor)), (sum.tensor, sum.len())],
                 part.runs(&whole, before),
                 strides[0],
                 kind(&part)
@@ -163,7 +172,15 @@ impl PlaneOps for CubeBackend {
         let part = Ordered::like(x, whole.channels_last);
         let step = if whole.channels_last { c } else { c * h * w };
         let (sum, to_sum) = replacement(&whole.tensor, 1);
-        launch!(add_runs_kernel, whole.len(), [part.tensor, whole.tensor], to_sum, part.runs(&whole, before), step, kind(&part));
+        launch!(
+            add_runs_kernel,
+            whole.len(),
+            [(part.tensor, part.len()), (whole.tensor, whole.len())],
+            to_sum,
+            part.runs(&whole, before),
+            step,
+            kind(&part)
+        );
         Ordered { tensor: sum, ..whole }.named()
     }
 
@@ -172,8 +189,8 @@ impl PlaneOps for CubeBackend {
             return portable::max_pool_same::<Self>(x, kernel);
         }
         let x = Ordered::new(x);
-        let y = x.empty(x.dims);
-        launch!(max_pool_kernel, x.len(), [x.tensor, y.tensor], x.plane(), kernel / 2, kind(&x));
+        let (y, len) = (x.empty(x.dims), x.len());
+        launch!(max_pool_kernel, len, [(x.tensor, len), (y.tensor, len)], x.plane(), kernel / 2, kind(&x));
         y.named()
     }
 
@@ -182,10 +199,11 @@ impl PlaneOps for CubeBackend {
             return portable::max_pool_same_grad::<Self>(x, dy, kernel);
         }
         let x = Ordered::new(x);
-        let (dy, dx) = (Ordered::like(dy, x.channels_last), x.empty(x.dims));
-        let firsts = empty(&x.tensor, [x.len()], DType::U32);
-        launch!(first_maximum_kernel, x.len(), [x.tensor, firsts], x.plane(), kernel / 2, kind(&x));
-        launch!(max_pool_grad_kernel, x.len(), [firsts, dy.tensor, dx.tensor], x.plane(), kernel / 2, kind(&x));
+        let (dy, dx, len) = (Ordered::like(dy, x.channels_last), x.empty(x.dims), x.len());
+        expect("dy", dy.dims, x.dims);
+        let firsts = empty(&x.tensor, [len], DType::U32);
+        launch!(first_maximum_kernel, len, [(x.tensor, len), (firsts, len)], x.plane(), kernel / 2, kind(&x));
+        launch!(max_pool_grad_kernel, len, [(firsts, len), (dy.tensor, len), (dx.tensor, len)], x.plane(), kernel / 2, kind(&x));
         dx.named()
     }
 
@@ -196,7 +214,7 @@ impl PlaneOps for CubeBackend {
         let x = Ordered::new(x);
         let [n, c, h, w] = x.dims;
         let y = x.empty([n, c, 2 * h, 2 * w]);
-        launch!(double_kernel, y.len(), [x.tensor, y.tensor], x.plane(), kind(&x));
+        launch!(double_kernel, y.len(), [(x.tensor, x.len()), (y.tensor, y.len())], x.plane(), kind(&x));
         y.named()
     }
 
@@ -207,7 +225,7 @@ impl PlaneOps for CubeBackend {
         let dy = Ordered::new(dy);
         let [n, c, h, w] = dy.dims;
         let dx = dy.empty([n, c, h / 2, w / 2]);
-        launch!(double_grad_kernel, dx.len(), [dy.tensor, dx.tensor], dx.plane(), kind(&dx));
+        launch!(double_grad_kernel, dx.len(), [(dy.tensor, 4 * dx.len()), (dx.tensor, dx.len())], dx.plane(), kind(&dx));
         dx.named()
     }
 }

@@ -11,7 +11,7 @@ pub(super) struct Runs {
 }
 
 /// Runs of `whole` to where they lie side by side.
-#[cube(launch, address_type = "dynamic")]
+#[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn extract_kernel<E: Float>(whole: &Tensor<E>, part: &mut Tensor<E>, runs: &Runs, #[define(E)] _type: ElemType) {
     let i = ABSOLUTE_POS;
     if i >= part.len() {
@@ -21,7 +21,7 @@ pub(super) fn extract_kernel<E: Float>(whole: &Tensor<E>, part: &mut Tensor<E>, 
 }
 
 /// And back, with zeros around the runs.
-#[cube(launch, address_type = "dynamic")]
+#[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn pad_kernel<E: Float>(part: &Tensor<E>, whole: &mut Tensor<E>, runs: &Runs, #[define(E)] _type: ElemType) {
     let i = ABSOLUTE_POS;
     if i >= whole.len() {
@@ -36,7 +36,7 @@ pub(super) fn pad_kernel<E: Float>(part: &Tensor<E>, whole: &mut Tensor<E>, runs
 }
 
 /// The whole, whose images are `step` numbers apart, with the part added to its runs; `out` may be it.
-#[cube(launch, address_type = "dynamic")]
+#[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn add_runs_kernel<E: Float>(
     part: &Tensor<E>,
     whole: &Tensor<E>,
@@ -92,7 +92,7 @@ fn first_maximum<E: Float>(x: &Tensor<E>, at: usize, plane: &Plane, reach: usize
     best
 }
 
-#[cube(launch, address_type = "dynamic")]
+#[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn max_pool_kernel<E: Float>(x: &Tensor<E>, y: &mut Tensor<E>, plane: &Plane, reach: usize, #[define(E)] _type: ElemType) {
     let i = ABSOLUTE_POS;
     if i >= x.len() {
@@ -102,7 +102,7 @@ pub(super) fn max_pool_kernel<E: Float>(x: &Tensor<E>, y: &mut Tensor<E>, plane:
     y[i] = x[i - pixel * plane.inner + first_maximum::<E>(x, i, plane, reach) * plane.inner];
 }
 
-#[cube(launch, address_type = "dynamic")]
+#[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn first_maximum_kernel<E: Float>(
     x: &Tensor<E>,
     firsts: &mut Tensor<u32>,
@@ -118,7 +118,7 @@ pub(super) fn first_maximum_kernel<E: Float>(
 }
 
 /// Each pixel is the sum of the dy of those windows that have their first maximum there.
-#[cube(launch, address_type = "dynamic")]
+#[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn max_pool_grad_kernel<E: Float>(
     firsts: &Tensor<u32>,
     dy: &Tensor<E>,
@@ -153,7 +153,7 @@ pub(super) fn max_pool_grad_kernel<E: Float>(
 }
 
 /// `plane` is x's.
-#[cube(launch, address_type = "dynamic")]
+#[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn double_kernel<E: Float>(x: &Tensor<E>, y: &mut Tensor<E>, plane: &Plane, #[define(E)] _type: ElemType) {
     let i = ABSOLUTE_POS;
     if i >= y.len() {
@@ -166,7 +166,7 @@ pub(super) fn double_kernel<E: Float>(x: &Tensor<E>, y: &mut Tensor<E>, plane: &
 }
 
 /// `plane` is dx's.
-#[cube(launch, address_type = "dynamic")]
+#[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn double_grad_kernel<E: Float>(dy: &Tensor<E>, dx: &mut Tensor<E>, plane: &Plane, #[define(E)] _type: ElemType) {
     let i = ABSOLUTE_POS;
     if i >= dx.len() {

@@ -8,7 +8,7 @@ use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::nf4::{LEVELS, MAGNITUDES};
+use super::nf4::{BLOCK, GROUP, LEVELS, MAGNITUDES};
 use super::{Branch, Form, ProductOps, StoredWeight, factor, portable};
 use crate::cpu::Precision;
 use crate::cube::launch::{is_image_type, launch};
@@ -19,7 +19,7 @@ use crate::operands::Bias;
 use crate::policy::{Lowering, default_lowering};
 
 /// The upper half of an f32 is a bf16: two a word.
-#[cube(launch, address_type = "dynamic")]
+#[cube(launch_unchecked, address_type = "dynamic")]
 fn bf16_kernel(codes: &Tensor<u32>, out: &mut Tensor<f32>, count: usize) {
     let first = ABSOLUTE_POS * 2usize;
     if first >= count {
@@ -33,7 +33,7 @@ fn bf16_kernel(codes: &Tensor<u32>, out: &mut Tensor<f32>, count: usize) {
 }
 
 /// [`int8`](super::int8): four a word.
-#[cube(launch, address_type = "dynamic")]
+#[cube(launch_unchecked, address_type = "dynamic")]
 fn int8_kernel(codes: &Tensor<u32>, scales: &Tensor<f32>, out: &mut Tensor<f32>, count: usize, columns: usize) {
     let first = ABSOLUTE_POS * 4usize;
     if first >= count {
@@ -52,7 +52,7 @@ fn int8_kernel(codes: &Tensor<u32>, scales: &Tensor<f32>, out: &mut Tensor<f32>,
 }
 
 /// [`nf4`](super::nf4): eight a word, the higher half of a byte first. `table` has the levels and then the magnitudes.
-#[cube(launch, address_type = "dynamic")]
+#[cube(launch_unchecked, address_type = "dynamic")]
 fn nf4_kernel(codes: &Tensor<u32>, scales: &Tensor<f32>, table: &Tensor<f32>, out: &mut Tensor<f32>, count: usize) {
     let first = ABSOLUTE_POS * 8usize;
     if first >= count {
@@ -126,12 +126,21 @@ impl ProductOps for CubeBackend {
         };
         let (count, out) = (shape[0] * shape[1], empty(&codes, shape, DType::F32));
         match form {
-            Form::Bf16 => launch!(bf16_kernel, count.div_ceil(2), [codes, out], count),
-            Form::Int8 => launch!(int8_kernel, count.div_ceil(4), [codes, scales, out], count, shape[1]),
+            Form::Bf16 => launch!(bf16_kernel, count.div_ceil(2), [(codes, count.div_ceil(2)), (out, count)], count),
+            Form::Int8 => {
+                let words = count.div_ceil(4);
+                launch!(int8_kernel, words, [(codes, words), (scales, shape[0]), (out, count)], count, shape[1]);
+            }
             Form::Nf4 => {
                 let table: Vec<f32> = LEVELS.iter().chain(&*MAGNITUDES).copied().collect();
                 let table = Self::float_from_data(TensorData::new(table, [272]), &codes.device);
-                launch!(nf4_kernel, count.div_ceil(8), [codes, scales, table, out], count);
+                let (words, blocks) = (count.div_ceil(8), count.div_ceil(BLOCK));
+                launch!(
+                    nf4_kernel,
+                    words,
+                    [(codes, words + blocks.div_ceil(4)), (scales, blocks.div_ceil(GROUP) + 1), (table, 272), (out, count)],
+                    count
+                );
             }
             Form::File(_) => return portable::dense::<Self>(StoredWeight::Blocks { codes, scales, form, shape }, DType::F32),
         }

@@ -15,7 +15,7 @@ use crate::cube::stripes::{Plan, Rows, row};
 
 /// `log Σ exp(x) - x[target]` of each row and `softmax(x) - onehot(target)`, which may be x. The loss of a target that is not in
 /// the row is `outside`: NaN, which WGSL cannot write down.
-#[cube(launch, address_type = "dynamic")]
+#[cube(launch_unchecked, address_type = "dynamic")]
 fn cross_entropy_kernel<I: Int>(
     x: &Tensor<f32>,
     targets: &Tensor<I>,
@@ -52,7 +52,7 @@ fn cross_entropy_kernel<I: Int>(
 }
 
 /// The loss of [`cross_entropy_kernel`] alone, by the first thread of each row.
-#[cube(launch, address_type = "dynamic")]
+#[cube(launch_unchecked, address_type = "dynamic")]
 fn losses_kernel<I: Int>(
     x: &Tensor<f32>,
     targets: &Tensor<I>,
@@ -70,9 +70,26 @@ fn losses_kernel<I: Int>(
     let row = row(rows);
     let target = usize::cast_from(targets[row]);
     loss[row] = outside;
+    // No index is checked by the device, and nobody has looked at the targets.
     if target < rows.width {
         loss[row] = log(softmax.sum) - (x[row * rows.width + target] - softmax.most);
     }
+}
+
+/// Of each stripe of the logits the maximum and the sum of exponentials.
+fn softmax_sums(logits: &CubeTensor, plan: &Plan) -> CubeTensor {
+    let sums = plan.sums(logits, 2);
+    // No mask: the first row of the logits stands in for one that is not used.
+    let masking = MaskingLaunch::new(1.0, 1, 1, 0);
+    launch!(
+        softmax_sums_kernel,
+        plan.threads(),
+        [(logits, plan.numbers()), (logits, plan.width), (sums, 2 * plan.threads())],
+        plan.rows(),
+        masking,
+        false
+    );
+    sums
 }
 
 impl RowOps for CubeBackend {
@@ -82,11 +99,16 @@ impl RowOps for CubeBackend {
         }
         let [logits, targets] = [logits, targets].map(into_contiguous);
         let plan = Plan::new(&logits);
-        let (sums, loss) = (plan.sums(&logits, 2), empty(&logits, [plan.rows], DType::F32));
-        let masking = MaskingLaunch::new(1.0, 1, 1, 0);
-        launch!(softmax_sums_kernel, plan.threads(), [logits, logits, sums], plan.rows(), masking, false);
+        let (sums, loss) = (softmax_sums(&logits, &plan), empty(&logits, [plan.rows], DType::F32));
         let integer = dtype_to_storage_type(targets.dtype);
-        launch!(losses_kernel, plan.threads(), [logits, targets, sums, loss], plan.rows(), f32::NAN, integer);
+        launch!(
+            losses_kernel,
+            plan.threads(),
+            [(logits, plan.numbers()), (targets, plan.rows), (sums, 2 * plan.threads()), (loss, plan.rows)],
+            plan.rows(),
+            f32::NAN,
+            integer
+        );
         loss
     }
 
@@ -97,12 +119,17 @@ impl RowOps for CubeBackend {
         let [logits, targets] = [logits, targets].map(into_contiguous);
         let plan = Plan::new(&logits);
         let (grad, to_grad) = replacement(&logits, 0);
-        let (sums, loss) = (plan.sums(&logits, 2), empty(&logits, [plan.rows], DType::F32));
-        // No mask: the logits stand in for one that is not read.
-        let masking = MaskingLaunch::new(1.0, 1, 1, 0);
-        launch!(softmax_sums_kernel, plan.threads(), [logits, logits, sums], plan.rows(), masking, false);
+        let (sums, loss) = (softmax_sums(&logits, &plan), empty(&logits, [plan.rows], DType::F32));
         let integer = dtype_to_storage_type(targets.dtype);
-        launch!(cross_entropy_kernel, plan.threads(), [logits, targets, sums, loss], to_grad, plan.rows(), f32::NAN, integer);
+        launch!(
+            cross_entropy_kernel,
+            plan.threads(),
+            [(logits, plan.numbers()), (targets, plan.rows), (sums, 2 * plan.threads()), (loss, plan.rows)],
+            to_grad,
+            plan.rows(),
+            f32::NAN,
+            integer
+        );
         (loss, grad)
     }
 }

@@ -36,7 +36,7 @@ struct AdamScalars {
     keep: f32,
 }
 
-#[cube(launch, address_type = "dynamic")]
+#[cube(launch_unchecked, address_type = "dynamic")]
 fn sgd_kernel(
     weight: &Tensor<f32>,
     grad: &Tensor<f32>,
@@ -56,7 +56,7 @@ fn sgd_kernel(
     new_weight[i] = w - (g + b * step.momentum) * step.lr;
 }
 
-#[cube(launch, address_type = "dynamic")]
+#[cube(launch_unchecked, address_type = "dynamic")]
 fn adam_kernel(
     weight: &Tensor<f32>,
     grad: &Tensor<f32>,
@@ -80,7 +80,7 @@ fn adam_kernel(
     new_weight[i] = w - m / (v.sqrt() / step.root + step.epsilon) * step.rate;
 }
 
-#[cube(launch, address_type = "dynamic")]
+#[cube(launch_unchecked, address_type = "dynamic")]
 fn blend_kernel(old: &Tensor<f32>, new: &Tensor<f32>, out: &mut Tensor<f32>, a: f32, b: f32) {
     let i = ABSOLUTE_POS;
     if i >= new.len() {
@@ -90,7 +90,7 @@ fn blend_kernel(old: &Tensor<f32>, new: &Tensor<f32>, out: &mut Tensor<f32>, a: 
 }
 
 /// `parts[p] = sum of x[i]²` over `i = p, p + parts, ...`, by eights.
-#[cube(launch, address_type = "dynamic")]
+#[cube(launch_unchecked, address_type = "dynamic")]
 fn squares_kernel(x: &Tensor<f32>, parts: &mut Tensor<f32>) {
     let count = parts.len();
     if ABSOLUTE_POS >= count {
@@ -116,7 +116,7 @@ fn squares_kernel(x: &Tensor<f32>, parts: &mut Tensor<f32>) {
 }
 
 /// `out = x min(1, most / (√squares + 1e-6))`, x where squares is not finite.
-#[cube(launch, address_type = "dynamic")]
+#[cube(launch_unchecked, address_type = "dynamic")]
 fn clip_kernel(x: &Tensor<f32>, squares: &Tensor<f32>, out: &mut Tensor<f32>, most: f32) {
     let i = ABSOLUTE_POS;
     if i >= out.len() {
@@ -138,7 +138,8 @@ impl UpdateOps for CubeBackend {
         let (new_weight, to_weight) = replacement(&weight, 0);
         let (new_buffer, to_buffer) = replacement(&buffer, 2);
         let scalars = SgdScalarsLaunch::new(step.lr as f32, step.momentum as f32, step.decay as f32);
-        launch!(sgd_kernel, grad.meta.shape().num_elements(), [weight, grad, buffer], to_weight, to_buffer, scalars);
+        let len = grad.meta.shape().num_elements();
+        launch!(sgd_kernel, len, [(weight, len), (grad, len), (buffer, len)], to_weight, to_buffer, scalars);
         (new_weight, new_buffer)
     }
 
@@ -168,7 +169,7 @@ impl UpdateOps for CubeBackend {
             step.keep as f32,
         );
         let len = grad.meta.shape().num_elements();
-        launch!(adam_kernel, len, [weight, grad, first, second], to_weight, to_first, to_second, scalars);
+        launch!(adam_kernel, len, [(weight, len), (grad, len), (first, len), (second, len)], to_weight, to_first, to_second, scalars);
         (new_weight, new_first, new_second)
     }
 
@@ -178,7 +179,8 @@ impl UpdateOps for CubeBackend {
         }
         let [old, new] = [old, new].map(into_contiguous);
         let (blended, to_blended) = replacement(&old, 0);
-        launch!(blend_kernel, new.meta.shape().num_elements(), [old, new], to_blended, a as f32, b as f32);
+        let len = new.meta.shape().num_elements();
+        launch!(blend_kernel, len, [(old, len), (new, len)], to_blended, a as f32, b as f32);
         blended
     }
 
@@ -190,7 +192,7 @@ impl UpdateOps for CubeBackend {
         let sums = empty(&arenas[0], [PARTS * arenas.len()], DType::F32);
         for (i, x) in arenas.iter().enumerate() {
             // Of its own range: what an allocation that failed left unwritten is told of the memory it was to fill.
-            launch!(squares_kernel, PARTS, [x, view(&sums, i * PARTS, PARTS)]);
+            launch!(squares_kernel, PARTS, [(x, x.meta.shape().num_elements()), (view(&sums, i * PARTS, PARTS), PARTS)]);
         }
         total(&sums)
     }
@@ -201,7 +203,8 @@ impl UpdateOps for CubeBackend {
         }
         let x = into_contiguous(x);
         let (clipped, to_clipped) = replacement(&x, 0);
-        launch!(clip_kernel, x.meta.shape().num_elements(), [x, squares], to_clipped, most as f32);
+        let len = x.meta.shape().num_elements();
+        launch!(clip_kernel, len, [(x, len), (squares, 1)], to_clipped, most as f32);
         clipped
     }
 }

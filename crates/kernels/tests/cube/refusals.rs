@@ -4,6 +4,14 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
+use bellows_kernels::attention::AttentionOps;
+use bellows_kernels::cube::shared_memory_works;
+use bellows_kernels::decoder::DecoderOps;
+use bellows_kernels::logits::LogitOps;
+use bellows_kernels::operands::NormChannels;
+use bellows_kernels::ops::KernelOps;
+use bellows_kernels::planes::PlaneOps;
+use bellows_kernels::update::UpdateOps;
 use bellows_kernels::{
     Adam, Blocks, Coding, ConvConfig, Foreground, LowRank, Lowering, Map, NormStep, Places, Positive, Precision, Segments, Sgd, adam_step,
     add, arena, arena_parts, attention, batch_norm_silu, blend, clip_to_norm, concat, conv2d, conv2d_data_grad, conv2d_for_norm,
@@ -11,10 +19,13 @@ use bellows_kernels::{
     linear_data_grad, linear_weight_grad, maps, max_pool_same, predictions, rms_norm, rotate, scores, sgd_step, slice_channels,
     sum_of_squares, swiglu,
 };
+use burn::backend::ops::IntTensorOps;
 use burn::tensor::{DType, Device, DeviceKind, Int, Tensor, TensorData};
+use burn_cubecl::CubeBackend;
+use burn_cubecl::tensor::CubeTensor;
 
 use crate::launches::{assert_ours, trace};
-use crate::support::on_each_device;
+use crate::support::{cube, device, on_each_device};
 
 /// Checks that `f` panics with a message of which this is a part.
 fn refused<R>(f: impl FnOnce() -> R, message: &str) {
@@ -199,6 +210,48 @@ fn on_a_device() {
     for device in [vulkan.clone(), vulkan.autodiff()] {
         assert_ours(&trace(|| everything(&device)), &[]);
     }
+}
+
+/// Kernels do not check their indices, so what an operation of the backend is given is compared with what they reach, whoever calls it.
+#[test]
+fn on_the_way_to_a_kernel() {
+    fn made<const D: usize>(shape: [usize; D]) -> CubeTensor {
+        cube(TensorData::zeros::<f32, _>(shape))
+    }
+    if !on_each_device("refusals::on_the_way_to_a_kernel") {
+        return;
+    }
+    // Each device is asked once.
+    assert!(shared_memory_works(&device()));
+    let refusals = || {
+        refused(|| CubeBackend::swiglu(made([1000]), made([999])), "swiglu_kernel: tensor 1 has 999 numbers, and 1000 are asked for");
+        refused(|| CubeBackend::rms_norm(made([4, 8]), made([7]), 1e-6), "tensor 1 has 7 numbers, and 8 are asked for");
+        let scores = || made([2, 3, 5, 8]);
+        refused(|| CubeBackend::masked_softmax(scores(), made([2, 1, 5, 7]), 1.0), "tensor 1 has 70 numbers, and 80 are asked for");
+        let angles = || made([1, 1, 2, 4]);
+        let turned = || CubeBackend::rotate(made([2, 3, 4, 8]), made([2, 3, 2, 8]), angles(), angles());
+        refused(turned, "what is turned is [2, 3, 8] and not [2, 2, 8]");
+        let attend = || {
+            let first = CubeBackend::int_from_data(TensorData::zeros::<i32, _>([1, 3]), &device());
+            CubeBackend::attend(made([1, 4, 3, 8]), made([1, 2, 2, 8]), made([1, 2, 2, 8]), first, 1.0)
+        };
+        refused(attend, "queries [1, 4, 3, 8], keys [1, 2, 2, 8]");
+
+        let image = || made([2, 3, 4, 4]);
+        let channels = NormChannels::<CubeBackend> { mean: made([3]), variance: made([3]), gamma: made([2]), beta: made([3]) };
+        let step = NormStep { epsilon: 1e-3, silu: true, momentum: 0.1 };
+        let norm = || CubeBackend::norm_act_again(image(), channels, step);
+        refused(norm, "norm_output_kernel: tensor 3 has 2 numbers, and 3 are asked for");
+        refused(|| CubeBackend::max_pool_same_grad(image(), made([2, 3, 4, 2]), 3), "dy is [2, 3, 4, 2] and not [2, 3, 4, 4]");
+        refused(|| CubeBackend::add_to_channels(image(), made([1, 3, 4, 4]), 0), "a part is [1, 3, 4, 4] and not [2, 3, 4, 4]");
+        for row in [12, -1] {
+            let predict = || CubeBackend::predictions(made([2, 6, 8]), made([1, 2, 8]), made([1, 1, 8]), vec![0, row], 1);
+            refused(predict, "predictions_kernel: tensor 0 has 96 numbers, and ");
+        }
+        let sgd = Sgd { lr: 0.1, momentum: 0.9, decay: 0.0 };
+        refused(|| CubeBackend::sgd_step(made([9]), made([10]), made([10]), sgd), "tensor 0 has 9 numbers, and 10 are asked for");
+    };
+    assert_ours(&trace(refusals), &[]);
 }
 
 /// A network that is only used has slices in place of tensors.

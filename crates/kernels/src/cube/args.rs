@@ -34,6 +34,8 @@ pub(crate) struct Args {
     pub(crate) c_line: usize,
     /// What sums are multiplied by.
     pub(crate) scale: f32,
+    /// 1, which no compiler knows: see `packing::rounded`.
+    pub(crate) one: f32,
 }
 
 /// The sizes and steps of a [`Gather`], and of what goes with it.

@@ -39,6 +39,8 @@ pub(crate) struct Block {
     pub(crate) b_along_k: bool,
     /// How B's numbers lie.
     pub(crate) packing: Packing,
+    /// A is in f32 and is rounded to the type of factors as it is read.
+    pub(crate) rounds: bool,
     /// Add a number to each row.
     pub(crate) bias: bool,
     /// Apply `y * sigmoid(y)` at the end.
@@ -143,6 +145,7 @@ impl Block {
             a_along_k: false,
             b_along_k: false,
             packing: Packing::Plain,
+            rounds: false,
             bias: false,
             silu: false,
             gather: None,

@@ -4,7 +4,7 @@
 
 use super::args::{Args, Image, Part, multiply};
 use super::block::{Block, Gather};
-use super::packing::{Packing, number_at};
+use super::packing::{Packing, number_at, rounded};
 use cubecl::prelude::*;
 
 /// A part of an image's number's place: that of its pixel, or of its channel and tap. The number's is the sum of both.
@@ -81,25 +81,27 @@ fn starts(base: usize, first: u32, count: u32, line_step: usize, #[comptime] ste
 
 /// Term k of the sums, straight from memory. `right` are B's numbers of this term.
 #[cube]
-fn add_term<E: Float>(
+fn add_term<E: Float, F: Float>(
     a: &Tensor<E>,
     at_a: &Array<usize>,
     right: &Array<f32>,
     sums: &mut Array<f32>,
     step_a: usize,
+    one: f32,
     #[comptime] block: Block,
 ) {
     let mut left = Array::<f32>::new(comptime!(block.tall as usize));
     #[unroll]
     for i in 0..comptime!(block.tall as usize) {
-        left[i] = f32::cast_from(a[at_a[i] + step_a]);
+        let value = f32::cast_from(a[at_a[i] + step_a]);
+        left[i] = if comptime!(block.rounds) { rounded::<F>(value, one) } else { value };
     }
     multiply(sums, &left, right, block);
 }
 
-/// The sums straight from memory.
+/// The sums straight from memory, of factors of type `F`, to which packed numbers and, if the block says so, those of A are rounded.
 #[cube]
-pub(crate) fn direct_sums<A: Float, B: Numeric>(
+pub(crate) fn direct_sums<A: Float, B: Numeric, F: Float>(
     a: &Tensor<A>,
     b: &Tensor<B>,
     scales: &Tensor<f32>,
@@ -137,7 +139,7 @@ pub(crate) fn direct_sums<A: Float, B: Numeric>(
                 for j in 0..comptime!(block.wide as usize) {
                     right[j] = number::<B>(b, offsets[j], of_term.offset, ys[j] + of_term.y, xs[j] + of_term.x, image);
                 }
-                add_term::<A>(a, &at_a, &right, sums, term_of_a(term, args.a_k, image, comptime!(block.gather)), block);
+                add_term::<A, F>(a, &at_a, &right, sums, term_of_a(term, args.a_k, image, comptime!(block.gather)), args.one, block);
                 term += 1u32;
             }
         } else {
@@ -150,9 +152,9 @@ pub(crate) fn direct_sums<A: Float, B: Numeric>(
                     if comptime!(block.packing == Packing::Int8) {
                         row = at / args.b_columns;
                     }
-                    right[j] = number_at::<B, A>(b, at, scales, row, comptime!(block.packing));
+                    right[j] = number_at::<B, F>(b, at, scales, row, comptime!(block.packing));
                 }
-                add_term::<A>(a, &at_a, &right, sums, term as usize * args.a_k, block);
+                add_term::<A, F>(a, &at_a, &right, sums, term as usize * args.a_k, args.one, block);
                 term += 1u32;
             }
         }

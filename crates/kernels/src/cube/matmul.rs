@@ -406,6 +406,7 @@ impl Product {
             self.c.outer,
             self.c.line,
             self.scale,
+            1.0,
         )
     }
 }

@@ -29,7 +29,7 @@ pub(crate) fn matmul_moments_kernel<E: Float>(
     let part = part_of(0u32, 0u32, args, block);
     let mut sums = no_sums(block);
     let mut room = room(comptime!(block.left().size()), comptime!(block.right().size()));
-    shared_sums::<f32, E>(a, b, a, &mut room, &mut sums, args, image, &part, block);
+    shared_sums::<f32, E, f32>(a, b, a, &mut room, &mut sums, args, image, &part, block);
     write::<E>(&sums, a, c, 0u32, 0u32, args, image, &part, block);
 
     // What a row's thread has is of that row; what others have is not used.

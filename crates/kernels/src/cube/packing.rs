@@ -42,7 +42,15 @@ impl Packing {
     }
 }
 
-/// Number `at` of a factor, in row `row` of its matrix in memory if it is scaled by rows. What is packed is rounded to `F`, the type of the other factor.
+/// `value` as it is in `F`. `one` is 1, which no compiler knows: some leave out a rounding that is widened again at once (lavapipe's does), and cannot where
+/// it is multiplied in between.
+#[cube]
+pub(super) fn rounded<F: Float>(value: f32, one: f32) -> f32 {
+    let product = F::cast_from(value) * F::cast_from(one);
+    f32::cast_from(product)
+}
+
+/// Number `at` of a factor, in row `row` of its matrix in memory if it is scaled by rows. What is packed is rounded to `F`, the type of factors.
 #[cube]
 pub(super) fn number_at<E: Numeric, F: Float>(
     from: &Tensor<E>,

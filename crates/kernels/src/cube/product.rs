@@ -18,6 +18,7 @@ use super::args::{Args, Image, Part, multiply};
 use super::block::{Block, Kind};
 use super::copies::{fetch_map, fetch_matrix, fetch_taps, of_map, of_matrix, of_taps, put};
 use super::direct::direct_sums;
+use super::packing::rounded;
 use cubecl::prelude::*;
 
 /// A workgroup's shared memory: room for a block of terms of A and of B.
@@ -70,9 +71,9 @@ pub(crate) fn no_sums(#[comptime] block: Block) -> Array<f32> {
     sums
 }
 
-/// The sums through shared memory.
+/// The sums through shared memory, of factors of type `F`, to which packed numbers and, if the block says so, those of A are rounded.
 #[cube]
-pub(crate) fn shared_sums<A: Float, B: Numeric>(
+pub(crate) fn shared_sums<A: Float, B: Numeric, F: Float>(
     a: &Tensor<A>,
     b: &Tensor<B>,
     scales: &Tensor<f32>,
@@ -111,10 +112,10 @@ pub(crate) fn shared_sums<A: Float, B: Numeric>(
             let more = k < part.end;
             if more {
                 let at_a = base_a + k as usize * args.a_k;
-                fetch_matrix::<A, A>(a, scales, args.b_columns, at_a, part.end - k, &a_copies, &mut a_values, left);
+                fetch_matrix::<A, F>(a, scales, args.b_columns, at_a, part.end - k, &a_copies, &mut a_values, left);
                 if comptime!(kind == Kind::Matrix) {
                     let at_b = base_b + k as usize * args.b_k;
-                    fetch_matrix::<B, A>(b, scales, args.b_columns, at_b, part.end - k, &b_copies, &mut b_values, right);
+                    fetch_matrix::<B, F>(b, scales, args.b_columns, at_b, part.end - k, &b_copies, &mut b_values, right);
                 } else if comptime!(kind == Kind::Map) {
                     let at_b = base_b + k as usize * image.channel;
                     fetch_map::<B>(b, at_b, part.end - k, &b_copies, image, &mut b_values, gather, right);
@@ -149,6 +150,13 @@ pub(crate) fn shared_sums<A: Float, B: Numeric>(
             }
             sync_cube();
             if more {
+                if comptime!(block.rounds) {
+                    // Here and not where they are fetched, which would wait for them.
+                    #[unroll]
+                    for i in 0..comptime!(left.each() as usize) {
+                        a_values[i] = rounded::<F>(a_values[i], args.one);
+                    }
+                }
                 put(&a_values, &mut room.a, &a_copies, Kind::Matrix, left);
                 put(&b_values, &mut room.b, &b_copies, kind, right);
             }
@@ -180,9 +188,9 @@ pub(crate) fn matmul_kernel<A: Float, B: Numeric, C: Float>(
     let mut sums = no_sums(block);
     if comptime!(block.shared) {
         let mut room = room(comptime!(block.left().size()), comptime!(block.right().size()));
-        shared_sums::<A, B>(a, b, beside, &mut room, &mut sums, args, image, &part, block);
+        shared_sums::<A, B, A>(a, b, beside, &mut room, &mut sums, args, image, &part, block);
     } else {
-        direct_sums::<A, B>(a, b, beside, &mut sums, args, image, &part, block);
+        direct_sums::<A, B, A>(a, b, beside, &mut sums, args, image, &part, block);
     }
     write::<C>(&sums, beside, c, z, split, args, image, &part, block);
 }

@@ -40,7 +40,7 @@ pub(crate) fn matmul_residues_kernel<E: Float>(
         if number >= first && number < end {
             let part = part_at((number - first) / across, (number - first) % across, CUBE_POS_Z, 0u32, args, block);
             let mut sums = no_sums(block);
-            shared_sums::<f32, E>(a, b, a, &mut room, &mut sums, args, image, &part, block);
+            shared_sums::<f32, E, f32>(a, b, a, &mut room, &mut sums, args, image, &part, block);
             write::<E>(&sums, a, c, CUBE_POS_Z, 0u32, args, image, &part, block);
         }
     }

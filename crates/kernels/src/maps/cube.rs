@@ -4,7 +4,7 @@
 //! Forward: the inner products `s x Aᵀ` of all branches in one launch, and one to each map, which adds its branch, bias and what it is added to where
 //! it is written. Backward: `s dy B` of all branches in one launch, the gradients of all A and B in another, and one to each map, which adds its part of the
 //! gradient of x to that of the map before it. No sum is cut into parts: what a few more workgroups would gain, launches would cost. Weights in words of
-//! two bf16s or four int8s are read where they lie.
+//! two bf16s or four int8s are read where they lie, and x and the gradients of the results in f32; what is to be f16 of these is rounded as it is read.
 
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::backend::{DType, TensorMetadata};
@@ -27,7 +27,7 @@ use crate::cube::trace::{note, note_room};
 use crate::operands::Bias;
 use crate::planes::Parts;
 use crate::policy::{Lowering, default_lowering};
-use crate::products::{ProductOps, StoredBranch, StoredWeight, in_words, rounded};
+use crate::products::{ProductOps, StoredBranch, StoredWeight, factors, in_words, rounded};
 use crate::shapes::expect;
 
 /// Whether our kernels take these.
@@ -95,12 +95,13 @@ fn product(name: &'static str, [m, n, k]: [usize; 3], a: Layout, b: Layout, offs
     }
 }
 
-/// `a b (+ low.0 low.1) (+ bias) (+ onto)`, `[m, n]`.
+/// `a b (+ low.0 low.1) (+ bias) (+ onto)`, `[m, n]`, where `a` is in f32, and `a` and words of `b` are rounded to `factors` as they are read.
 #[expect(unsafe_code, reason = "see SAFETY")]
 fn map(
     name: &'static str,
     [m, n, k]: [usize; 3],
     (a, b): (Operand<'_>, Operand<'_>),
+    factors: DType,
     low: Option<(Operand<'_>, Operand<'_>, usize)>,
     bias: Option<&CubeTensor>,
     onto: Option<CubeTensor>,
@@ -109,7 +110,8 @@ fn map(
     let hardware = &client.properties().hardware;
     let main = product(name, [m, n, k], a.layout, b.layout, 0, 1.0);
     let block = main.block(hardware.max_units_per_cube);
-    let block = Block { shared: block.bytes() <= hardware.max_shared_memory_size && shared_memory_works(&like.device), ..block };
+    let shared = block.bytes() <= hardware.max_shared_memory_size && shared_memory_works(&like.device);
+    let block = Block { shared, rounds: factors != DType::F32, ..block };
     let (c, to_c) = match &onto {
         Some(onto) => replacement(onto, 5),
         None => {
@@ -127,7 +129,7 @@ fn map(
     if low.is_some() {
         branch.check(left, right, None, &c);
     }
-    let of_branch = || Block { packing: branch.b.packing, ..block.of_terms(None, branch.k, branch.k) };
+    let of_branch = || Block { packing: branch.b.packing, rounds: false, ..block.of_terms(None, branch.k, branch.k) };
     let with = With { low: low.is_some().then(of_branch), bias: bias.is_some(), onto: onto.is_some() };
     let blocks = [n.div_ceil(block.cols as usize), m.div_ceil(block.rows as usize)];
     // Scales are bound where nothing else is.
@@ -144,8 +146,8 @@ fn map(
         (2 * m * n * (k + low.as_ref().map_or(0, |low| low.2))) as u64,
     );
     note_room(name, if block.shared { block.bytes() } else { 0 }, block.registers());
-    // SAFETY: `check` has found the last number of each tensor that its steps reach, in C too, which has the shape of `onto`; the bias has a number to a column;
-    // `check_scales` has found a scale to each row.
+    // SAFETY: all but B are f32 (`covers`); `check` has found the last number of each tensor that its steps reach, in C too, which has the shape of `onto`; the
+    // bias has a number to a column; `check_scales` has found a scale to each row.
     unsafe {
         map_kernel::launch_unchecked(
             client,
@@ -164,7 +166,7 @@ fn map(
             main.image(0),
             block,
             with,
-            [a.tensor.dtype, b.layout.packing.element(b.tensor.dtype)].map(dtype_to_storage_type),
+            [factors, b.layout.packing.element(b.tensor.dtype)].map(dtype_to_storage_type),
         );
     }
     c
@@ -366,7 +368,7 @@ impl MapOps for CubeBackend {
         let x = flat(x);
         let [rows, input] = dims(&x);
         let maps = Settled::new(maps, rows);
-        let (inner, left) = (maps.inner(&x), rounded(x, precision));
+        let (inner, factors) = (maps.inner(&x), factors(precision, x.dtype));
         let one = |i: usize| {
             let (bias, onto) = (maps.biases[i].as_ref(), onto.take().map(flat));
             let weight = Weight::new(&maps.weights[i], precision, bias.is_none() || onto.is_none());
@@ -375,8 +377,8 @@ impl MapOps for CubeBackend {
                 let rank = dims(&branch.a)[0];
                 (Operand::lines(inner, maps.starts[i], rank), Operand::lines(&branch.b, 0, rank), rank)
             });
-            let operands = (Operand::lines(&left, 0, input), weight.lines());
-            let y = map("linear map", [rows, out, input], operands, low, bias, onto);
+            let operands = (Operand::lines(&x, 0, input), weight.lines());
+            let y = map("linear map", [rows, out, input], operands, factors, low, bias, onto);
             portable::shaped::<Self>(y, &shape)
         };
         let mut all: Vec<CubeTensor> = (0..maps.weights.len()).map(one).collect();
@@ -412,14 +414,14 @@ impl MapOps for CubeBackend {
         };
         let mut dx = held.map(flat);
         for i in if wanted.x { order } else { Vec::new() } {
-            let (dy, weight) = (&rounded(dys[i].clone(), precision), Weight::new(&maps.weights[i], precision, true));
+            let (dy, weight) = (&dys[i], Weight::new(&maps.weights[i], precision, true));
             let [out, input] = weight.dims;
             let low = inner_grads.as_ref().zip(maps.branches[i].as_ref()).map(|(inner, branch)| {
                 let rank = dims(&branch.a)[0];
                 (Operand::lines(inner, maps.starts[i], rank), Operand::terms(&branch.a, 0, input), rank)
             });
             let operands = (Operand::lines(dy, 0, out), weight.terms());
-            dx = Some(map("linear map, gradient of its input", [rows, input, out], operands, low, None, dx));
+            dx = Some(map("linear map, gradient of its input", [rows, input, out], operands, factors(precision, dy.dtype), low, None, dx));
         }
         let dx = dx.filter(|_| wanted.x).map(|dx| portable::shaped::<Self>(dx, &shape));
         Parts(dx.into_iter().chain(of_branches).collect())

@@ -25,14 +25,15 @@ impl With {
     const NOTHING: Self = Self { low: None, bias: false, onto: false };
 }
 
-/// `C = A B + L M (+ bias) (+ onto)`, f32 but for A and B, of which B may be packed; C may be `onto`. Grid: blocks of columns, blocks of rows.
+/// `C = A B + L M (+ bias) (+ onto)`, all of f32 but B, which may be packed; A, if the block says so, and a packed B are rounded to `F`. C may be `onto`. Grid:
+/// blocks of columns, blocks of rows.
 ///
 /// # Safety
 /// No index is checked: the tensors must hold all that `args` and, with a branch, `low` reach, a bias a number to each column, `onto` what C has; of a B with
 /// scales, `bias` or (beside a bias) `onto` is a scale to each row of its matrix.
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(super) fn map_kernel<A: Float, B: Numeric>(
-    a: &Tensor<A>,
+pub(super) fn map_kernel<F: Float, B: Numeric>(
+    a: &Tensor<f32>,
     b: &Tensor<B>,
     left: &Tensor<f32>,
     right: &Tensor<f32>,
@@ -44,22 +45,22 @@ pub(super) fn map_kernel<A: Float, B: Numeric>(
     image: &Image,
     #[comptime] block: Block,
     #[comptime] with: With,
-    #[define(A, B)] _types: [ElemType; 2],
+    #[define(F, B)] _types: [ElemType; 2],
 ) {
     let part = part_of(0u32, 0u32, args, block);
     // One of the two is there for scales.
     let sums = if comptime!(with.bias) {
-        map_sums::<A, B>(a, b, onto, left, right, args, low, image, &part, block, with)
+        map_sums::<F, B>(a, b, onto, left, right, args, low, image, &part, block, with)
     } else {
-        map_sums::<A, B>(a, b, bias, left, right, args, low, image, &part, block, with)
+        map_sums::<F, B>(a, b, bias, left, right, args, low, image, &part, block, with)
     };
     write(&sums, bias, onto, c, args, &part, block, with);
 }
 
 /// The sums of [`map_kernel`].
 #[cube]
-fn map_sums<A: Float, B: Numeric>(
-    a: &Tensor<A>,
+fn map_sums<F: Float, B: Numeric>(
+    a: &Tensor<f32>,
     b: &Tensor<B>,
     scales: &Tensor<f32>,
     left: &Tensor<f32>,
@@ -74,16 +75,16 @@ fn map_sums<A: Float, B: Numeric>(
     let mut sums = no_sums(block);
     if comptime!(block.shared) {
         let mut room = room(comptime!(block.left().size()), comptime!(block.right().size()));
-        shared_sums::<A, B>(a, b, scales, &mut room, &mut sums, args, image, part, block);
+        shared_sums::<f32, B, F>(a, b, scales, &mut room, &mut sums, args, image, part, block);
         if comptime!(with.low.is_some()) {
             let block = comptime!(with.low.unwrap_or(block));
-            shared_sums::<f32, f32>(left, right, right, &mut room, &mut sums, low, image, &part_of(0u32, 0u32, low, block), block);
+            shared_sums::<f32, f32, f32>(left, right, right, &mut room, &mut sums, low, image, &part_of(0u32, 0u32, low, block), block);
         }
     } else {
-        direct_sums::<A, B>(a, b, scales, &mut sums, args, image, part, block);
+        direct_sums::<f32, B, F>(a, b, scales, &mut sums, args, image, part, block);
         if comptime!(with.low.is_some()) {
             let block = comptime!(with.low.unwrap_or(block));
-            direct_sums::<f32, f32>(left, right, right, &mut sums, low, image, &part_of(0u32, 0u32, low, block), block);
+            direct_sums::<f32, f32, f32>(left, right, right, &mut sums, low, image, &part_of(0u32, 0u32, low, block), block);
         }
     }
     sums
@@ -131,9 +132,9 @@ pub(super) fn group_kernel(
             let right = rights.index(comptime!(member.right));
             let mut sums = no_sums(comptime!(member.block));
             if comptime!(member.block.shared) {
-                shared_sums::<f32, f32>(left, right, right, &mut room, &mut sums, args, image, &part, comptime!(member.block));
+                shared_sums::<f32, f32, f32>(left, right, right, &mut room, &mut sums, args, image, &part, comptime!(member.block));
             } else {
-                direct_sums::<f32, f32>(left, right, right, &mut sums, args, image, &part, comptime!(member.block));
+                direct_sums::<f32, f32, f32>(left, right, right, &mut sums, args, image, &part, comptime!(member.block));
             }
             // Nothing is added: what is bound in place of it is not read.
             write(&sums, left, left, c, args, &part, comptime!(member.block), With::NOTHING);

@@ -9,6 +9,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::nf4::{BLOCK, GROUP, LEVELS, MAGNITUDES};
+pub(crate) use super::portable::factors;
 use super::{Branch, Form, ProductOps, StoredWeight, factor, portable};
 use crate::cpu::Precision;
 use crate::cube::launch::{is_image_type, launch};

@@ -28,7 +28,7 @@ use burn::backend::{Dispatch, backend_extension};
 use burn::tensor::{DType, Device, Tensor};
 
 pub use branch::{Branch, StoredBranch};
-pub(crate) use cube::{in_words, rounded};
+pub(crate) use cube::{factors, in_words, rounded};
 pub(crate) use multiply::multiply;
 pub(crate) use operand::{Operand, Stored, Term};
 pub use packed::{Coding, Form};

@@ -41,7 +41,7 @@ pub(super) fn dense<B: Backend>(weight: StoredWeight<B>, dtype: DType) -> Float<
 }
 
 /// The type of the factors of products with a weight where the others are `dtype`. (bf16 is the processor's.)
-pub(super) fn factors(precision: Precision, dtype: DType) -> DType {
+pub(crate) fn factors(precision: Precision, dtype: DType) -> DType {
     match precision {
         Precision::F16 | Precision::PureF16 => DType::F16,
         Precision::F32 | Precision::Bf16 | Precision::Bf16x2 => dtype,

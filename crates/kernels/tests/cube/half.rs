@@ -31,7 +31,7 @@ pub(crate) fn has_half() -> bool {
     has
 }
 
-fn half(data: TensorData) -> CubeTensor {
+pub(crate) fn half(data: TensorData) -> CubeTensor {
     cube(data.convert::<f16>())
 }
 

@@ -37,10 +37,10 @@ pub(crate) struct Annotated {
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Marked {
     pub(crate) parsed: ParsedLabels,
-    /// Clipped by more than a hundredth of the image.
-    pub(crate) cut: u32,
+    /// Clipped by more than a hundredth of the image, as the file has them.
+    pub(crate) cut: Vec<[f32; 4]>,
     /// Wholly outside the image: dropped.
-    pub(crate) outside: u32,
+    pub(crate) outside: Vec<[f32; 4]>,
     /// Of categories that are no class: dropped.
     pub(crate) foreign: u32,
     /// The file says another size.
@@ -127,6 +127,11 @@ impl Annotated {
         self.file.meta.clone()
     }
 
+    /// What the file calls image `index`.
+    pub(crate) fn image_name(&self, index: u32) -> &str {
+        &self.file.images[index as usize].file
+    }
+
     /// The id of image `index` of the file.
     pub(crate) fn image_id(&self, index: u32) -> Id {
         self.file.images[index as usize].id.clone()
@@ -167,11 +172,13 @@ impl Annotated {
             let corners = [x, y, x + w, y + h];
             let inside = [0, 1, 2, 3].map(|i| corners[i].clamp(0.0, if i % 2 == 0 { width } else { height }));
             if inside[2] <= inside[0] || inside[3] <= inside[1] {
-                marked.outside += 1;
+                marked.outside.push(b.xywh);
                 continue;
             }
             let over = (0..4).any(|i| (corners[i] - inside[i]).abs() > TOLERANCE * if i % 2 == 0 { width } else { height });
-            marked.cut += u32::from(over);
+            if over {
+                marked.cut.push(b.xywh);
+            }
             let [x1, y1, x2, y2] = inside;
             let label = Label { class, xywh: xyxy_to_xywh([x1 / width, y1 / height, x2 / width, y2 / height]) };
             if seen.insert((class, label.xywh.map(f32::to_bits))) {
@@ -211,7 +218,8 @@ impl Annotated {
             (c.unknown_category, "annotations of unknown categories left out"),
             (c.masks, "masks not used, only their boxes"),
             (c.repeated_images, "images listed twice"),
-            (c.repeated_annotations, "annotations with the id of another"),
+            (c.repeated_annotations, "annotations with the id of another, used all the same"),
+            (c.not_numbers, "values that are NaN or Infinity, taken as not known"),
         ]
         .iter()
         .filter(|(count, _)| *count > 0)

@@ -17,7 +17,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 
-pub(crate) use file::CocoFile;
+pub(crate) use file::{CocoFile, EXAMPLES};
 pub(crate) use id::Id;
 
 use super::error::DataError;

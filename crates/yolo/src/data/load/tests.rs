@@ -243,6 +243,8 @@ fn boxes_are_taken_in_pixels_of_the_decoded_image() {
     let boxes: Vec<[f32; 4]> = found.all_labels().iter().map(|l| l.xywh.map(|v| (v * 1e4).round() / 1e4)).collect();
     assert_eq!(boxes, [[0.5, 0.5, 0.5, 1.0], [0.95, 0.2, 0.1, 0.4], [0.9975, 0.1, 0.005, 0.2]]);
     assert_eq!((found.duplicates, found.zero_size), (1, 1));
+    let named = |part: &str| found.notes.iter().any(|note| note.contains(part));
+    assert!(named("clipped: b.jpg: bbox [90, -10, 40, 30]") && named("left out: b.jpg: bbox [100, 0, 10, 10]"), "{:?}", found.notes);
     for part in ["1 boxes reached out", "1 boxes lay outside", "1 images have another size"] {
         assert!(found.notes.iter().any(|note| note.starts_with(part)), "{part}: {:?}", found.notes);
     }

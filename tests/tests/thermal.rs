@@ -354,14 +354,29 @@ fn an_annotation_file_that_is_damaged_is_named_with_its_byte() {
     assert!(error.contains("is given to") && error.contains("element 1") && error.contains("(byte "), "{error}");
     // Boxes outside and ids of two annotations are counted, and the rest is used.
     let annotation = whole.split("\"annotations\":[\n").nth(1).unwrap().split(",\n").next().unwrap().trim_end_matches("\n],").to_string();
-    let outside = {
-        let mut value: Value = serde_json::from_str(&annotation).unwrap();
-        value["bbox"] = serde_json::json!([900, 900, 5, 5]);
-        value.to_string()
-    };
+    let mut outside: Value = serde_json::from_str(&annotation).unwrap();
+    outside["bbox"] = serde_json::json!([900, 900, 5, 5]);
     let (out, _) = check(&whole.replacen("\"annotations\":[\n", &format!("\"annotations\":[\n{outside},\n"), 1), 0);
-    assert!(out.contains("1 annotations with the id of another") && out.contains("1 boxes lay outside their image"), "{out}");
+    assert!(out.contains("1 annotations with the id of another, used all the same"), "{out}");
+    assert!(out.contains(&format!("annotation id {} is given to 2 annotations", outside["id"])), "{out}");
+    let listed: Value = serde_json::from_str(&whole).unwrap();
+    let image = listed["images"].as_array().unwrap().iter().find(|image| image["id"] == outside["image_id"]).unwrap();
+    let named = format!("{}: bbox [900, 900, 5, 5]", image["file_name"].as_str().unwrap());
+    assert!(out.contains(&format!("1 boxes lay outside their image and were left out: {named}")), "{out}");
+    // What Python writes for no number is no JSON, and read; a box of it is refused.
+    let python = format!("\u{feff}{}", whole.replacen("{\"images\"", "{\"info\":{\"wind\":NaN},\"images\"", 1));
+    let (out, _) = check(&python, 0);
+    assert!(out.contains("1 values that are NaN or Infinity, taken as not known"), "{out}");
+    let (_, error) = check(&whole.replacen("\"bbox\":[", "\"bbox\":[NaN,", 1), 2);
+    assert!(error.contains("element 0: invalid type: NaN") && error.contains("(byte "), "{error}");
     check(&whole, 0);
+    // A split that nobody trains on may be left on its page.
+    let own = std::fs::read_to_string(dir.path().join("own.yaml")).unwrap();
+    std::fs::write(dir.path().join("three.yaml"), own + "test: TestNoLabels.json\n").unwrap();
+    for verb in ["check", "stats"] {
+        let (out, _) = expect_code(&mut yolo_train(dir.path(), &["data", verb, "--data", "three.yaml"]), 0);
+        assert!(out.contains("TestNoLabels.json is not there") && out.contains("val: "), "{out}");
+    }
 }
 
 #[test]

@@ -41,6 +41,7 @@ mod moment;
 pub mod mosaic;
 mod natural;
 mod normalisation;
+mod odd;
 pub mod outline;
 mod overlap;
 mod packed;

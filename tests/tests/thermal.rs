@@ -139,6 +139,24 @@ fn a_year_is_judged_by_its_months_and_handed_in_by_its_ids() {
     expect_code(&mut yolo_train(dir.path(), &[&test[..], &["--imgsz", "64", "--plots", "false"]].concat()), 0);
     let found = |file: &Value| -> usize { ids.iter().map(|id| file[id]["labels"].as_array().unwrap().len()).sum() };
     assert!(found(&handed_in) > 0 && json(&dir.path().join("test.json")) == handed_in);
+    // A template has the last word on which ids there are: the first is not asked for, and one is that nobody has.
+    let asked: serde_json::Map<String, Value> =
+        ids[1..].iter().cloned().chain(["20991231000000003".into()]).map(|id| (id, serde_json::json!({ "boxes": [] }))).collect();
+    let file = dir.path().join("template.json");
+    std::fs::write(&file, Value::Object(asked).to_string()).unwrap();
+    let by_template = ["--imgsz", "64", "--plots", "false", "--submission-template", "template.json"];
+    let (out, _) = expect_code(&mut yolo_train(dir.path(), &[&test[..], &by_template].concat()), 0);
+    let told = "submission template: 16 ids, of which 1 are of no image here and get empty entries; 1 images here are not in it";
+    assert!(out.contains(told) && out.contains("Submission of 16 images"), "{out}");
+    let mut expected = handed_in.clone();
+    expected.as_object_mut().unwrap().remove(&ids[0]);
+    expected["20991231000000003"] = serde_json::json!({ "boxes": [], "scores": [], "labels": [] });
+    assert_eq!(json(&dir.path().join("test.json")), expected);
+    for (text, part) in [("{\"images\": []}", "no template of a submission"), ("{\"7\": {}}", "none of its 1 ids")] {
+        std::fs::write(&file, text).unwrap();
+        let (_, error) = expect_code(&mut yolo_train(dir.path(), &[&test[..], &by_template].concat()), 2);
+        assert!(error.contains("template.json: ") && error.contains(part), "{error}");
+    }
     // So are those that cannot be read, that are not there, or whose file another has: with nothing in them.
     let image = |id: i64, file: &Value| serde_json::json!({ "id": id, "file_name": file });
     let (torn, last) = (&truth["images"][0], &truth["images"][15]);

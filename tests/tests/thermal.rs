@@ -341,6 +341,53 @@ fn clips_are_sampled_and_stacked_from_training_to_prediction() {
     assert!(error.contains("the order or grouping of the data has changed"), "{error}");
 }
 
+/// Which images a rank takes follows from the seed, the epoch and its number: a checkpoint has nothing of the sampler.
+#[test]
+#[cfg(unix)]
+fn two_ranks_that_sample_clips_and_are_killed_end_in_the_same_bits() {
+    let dir = tempfile::tempdir().unwrap();
+    clips(dir.path());
+    let run = |name: &str| {
+        let sampled = ["--ranks", "2", "--batch", "2", "--sampler", "clips=balanced,empty=0.2,epoch=0.9", "--checkpoint-minutes", "0"];
+        yolo_train(dir.path(), &[&["--data", "clips.yaml", "--name", name], &sampled[..]].concat())
+    };
+    let (out, _) = expect_code(&mut run("whole"), 0);
+    assert!(out.contains("sampler: an epoch has 11 of 12 images"), "{out}");
+    let killed = &mut run("killed");
+    // In the middle of the first epoch, which has three batches of two ranks.
+    let (_, error) = expect_code(killed.env("BELLOWS_FAULT", "kill:step:2").env("BELLOWS_FAULT_RANK", "1"), 1);
+    assert!(error.contains("rank 1 is gone"), "{error}");
+    let [whole, killed] = ["whole", "killed"].map(|name| dir.path().join("runs/detect").join(name));
+    assert!(!checkpoints(&killed).is_empty() && !killed.join("weights/last.safetensors").exists());
+    expect_code(&mut yolo_train(dir.path(), &["--resume", killed.to_str().unwrap()]), 0);
+    for ((name, ours), (_, theirs)) in ending(&killed).iter().zip(&ending(&whole)) {
+        assert!(ours == theirs, "{name} differs");
+    }
+}
+
+#[test]
+fn frames_of_a_clip_are_cut_scaled_and_cached_together() {
+    let dir = tempfile::tempdir().unwrap();
+    clips(dir.path());
+    let run = |name: &str, more: &[&str]| {
+        expect_code(&mut yolo_train(dir.path(), &[&["--data", "clips.yaml", "--frames", "3", "--name", name], more].concat()), 0);
+        dir.path().join("runs/detect").join(name)
+    };
+    let cut = run("cut", &["--tile", "48", "--multi-scale", "--epochs", "3", "--val-interval", "2"]);
+    // Judged after the second epoch of three, and after the last.
+    let csv = std::fs::read_to_string(cut.join("results.csv")).unwrap();
+    let rows: Vec<Vec<&str>> = csv.lines().map(|line| line.split(',').collect()).collect();
+    let column = |name: &str| rows[0].iter().position(|column| *column == name).unwrap();
+    let (loss, judged) = (column("train/box_loss"), column("metrics/mAP50(B)"));
+    assert!(rows[1..].iter().all(|row| row[loss].parse::<f64>().unwrap().is_finite()), "{csv}");
+    assert_eq!(rows[1..].iter().map(|row| !row[judged].is_empty()).collect::<Vec<_>>(), [false, true, true], "{csv}");
+    // What is kept is the same, wherever it is.
+    let [ram, disk] = ["ram", "disk"].map(|kept| ending(&run(kept, &["--cache", kept, "--multi-scale", "--epochs", "1"])));
+    for ((name, ours), (_, theirs)) in ram.iter().zip(&disk) {
+        assert!(ours == theirs, "{name} differs");
+    }
+}
+
 #[test]
 fn an_annotation_file_that_is_damaged_is_named_with_its_byte() {
     let dir = tempfile::tempdir().unwrap();
@@ -403,6 +450,7 @@ fn small_objects_have_a_finer_level_and_tiles() {
         (&["--tile", "48", "--rect"][..], "rect"),
         (&["--tile", "8"], "tile 8"),
         (&["--frames", "0"], "frames 0"),
+        (&["--val-interval", "0"], "val_interval must be at least 1"),
         // What is kept at another size has another difference: a run that is resumed with a cache would go on otherwise.
         (&["--background", "2", "--cache", "ram"], "background"),
         (&["--sampler", "clip=balanced"], "did you mean `clips`"),

@@ -139,6 +139,24 @@ fn a_year_is_judged_by_its_months_and_handed_in_by_its_ids() {
     expect_code(&mut yolo_train(dir.path(), &[&test[..], &["--imgsz", "64", "--plots", "false"]].concat()), 0);
     let found = |file: &Value| -> usize { ids.iter().map(|id| file[id]["labels"].as_array().unwrap().len()).sum() };
     assert!(found(&handed_in) > 0 && json(&dir.path().join("test.json")) == handed_in);
+    // A template has the last word on which ids there are: the first is not asked for, and one is that nobody has.
+    let asked: serde_json::Map<String, Value> =
+        ids[1..].iter().cloned().chain(["20991231000000003".into()]).map(|id| (id, serde_json::json!({ "boxes": [] }))).collect();
+    let file = dir.path().join("template.json");
+    std::fs::write(&file, Value::Object(asked).to_string()).unwrap();
+    let by_template = ["--imgsz", "64", "--plots", "false", "--submission-template", "template.json"];
+    let (out, _) = expect_code(&mut yolo_train(dir.path(), &[&test[..], &by_template].concat()), 0);
+    let told = "submission template: 16 ids, of which 1 are of no image here and get empty entries; 1 images here are not in it";
+    assert!(out.contains(told) && out.contains("Submission of 16 images"), "{out}");
+    let mut expected = handed_in.clone();
+    expected.as_object_mut().unwrap().remove(&ids[0]);
+    expected["20991231000000003"] = serde_json::json!({ "boxes": [], "scores": [], "labels": [] });
+    assert_eq!(json(&dir.path().join("test.json")), expected);
+    for (text, part) in [("{\"images\": []}", "no template of a submission"), ("{\"7\": {}}", "none of its 1 ids")] {
+        std::fs::write(&file, text).unwrap();
+        let (_, error) = expect_code(&mut yolo_train(dir.path(), &[&test[..], &by_template].concat()), 2);
+        assert!(error.contains("template.json: ") && error.contains(part), "{error}");
+    }
     // So are those that cannot be read, that are not there, or whose file another has: with nothing in them.
     let image = |id: i64, file: &Value| serde_json::json!({ "id": id, "file_name": file });
     let (torn, last) = (&truth["images"][0], &truth["images"][15]);
@@ -323,6 +341,53 @@ fn clips_are_sampled_and_stacked_from_training_to_prediction() {
     assert!(error.contains("the order or grouping of the data has changed"), "{error}");
 }
 
+/// Which images a rank takes follows from the seed, the epoch and its number: a checkpoint has nothing of the sampler.
+#[test]
+#[cfg(unix)]
+fn two_ranks_that_sample_clips_and_are_killed_end_in_the_same_bits() {
+    let dir = tempfile::tempdir().unwrap();
+    clips(dir.path());
+    let run = |name: &str| {
+        let sampled = ["--ranks", "2", "--batch", "2", "--sampler", "clips=balanced,empty=0.2,epoch=0.9", "--checkpoint-minutes", "0"];
+        yolo_train(dir.path(), &[&["--data", "clips.yaml", "--name", name], &sampled[..]].concat())
+    };
+    let (out, _) = expect_code(&mut run("whole"), 0);
+    assert!(out.contains("sampler: an epoch has 11 of 12 images"), "{out}");
+    let killed = &mut run("killed");
+    // In the middle of the first epoch, which has three batches of two ranks.
+    let (_, error) = expect_code(killed.env("BELLOWS_FAULT", "kill:step:2").env("BELLOWS_FAULT_RANK", "1"), 1);
+    assert!(error.contains("rank 1 is gone"), "{error}");
+    let [whole, killed] = ["whole", "killed"].map(|name| dir.path().join("runs/detect").join(name));
+    assert!(!checkpoints(&killed).is_empty() && !killed.join("weights/last.safetensors").exists());
+    expect_code(&mut yolo_train(dir.path(), &["--resume", killed.to_str().unwrap()]), 0);
+    for ((name, ours), (_, theirs)) in ending(&killed).iter().zip(&ending(&whole)) {
+        assert!(ours == theirs, "{name} differs");
+    }
+}
+
+#[test]
+fn frames_of_a_clip_are_cut_scaled_and_cached_together() {
+    let dir = tempfile::tempdir().unwrap();
+    clips(dir.path());
+    let run = |name: &str, more: &[&str]| {
+        expect_code(&mut yolo_train(dir.path(), &[&["--data", "clips.yaml", "--frames", "3", "--name", name], more].concat()), 0);
+        dir.path().join("runs/detect").join(name)
+    };
+    let cut = run("cut", &["--tile", "48", "--multi-scale", "--epochs", "3", "--val-interval", "2"]);
+    // Judged after the second epoch of three, and after the last.
+    let csv = std::fs::read_to_string(cut.join("results.csv")).unwrap();
+    let rows: Vec<Vec<&str>> = csv.lines().map(|line| line.split(',').collect()).collect();
+    let column = |name: &str| rows[0].iter().position(|column| *column == name).unwrap();
+    let (loss, judged) = (column("train/box_loss"), column("metrics/mAP50(B)"));
+    assert!(rows[1..].iter().all(|row| row[loss].parse::<f64>().unwrap().is_finite()), "{csv}");
+    assert_eq!(rows[1..].iter().map(|row| !row[judged].is_empty()).collect::<Vec<_>>(), [false, true, true], "{csv}");
+    // What is kept is the same, wherever it is.
+    let [ram, disk] = ["ram", "disk"].map(|kept| ending(&run(kept, &["--cache", kept, "--multi-scale", "--epochs", "1"])));
+    for ((name, ours), (_, theirs)) in ram.iter().zip(&disk) {
+        assert!(ours == theirs, "{name} differs");
+    }
+}
+
 #[test]
 fn an_annotation_file_that_is_damaged_is_named_with_its_byte() {
     let dir = tempfile::tempdir().unwrap();
@@ -354,14 +419,29 @@ fn an_annotation_file_that_is_damaged_is_named_with_its_byte() {
     assert!(error.contains("is given to") && error.contains("element 1") && error.contains("(byte "), "{error}");
     // Boxes outside and ids of two annotations are counted, and the rest is used.
     let annotation = whole.split("\"annotations\":[\n").nth(1).unwrap().split(",\n").next().unwrap().trim_end_matches("\n],").to_string();
-    let outside = {
-        let mut value: Value = serde_json::from_str(&annotation).unwrap();
-        value["bbox"] = serde_json::json!([900, 900, 5, 5]);
-        value.to_string()
-    };
+    let mut outside: Value = serde_json::from_str(&annotation).unwrap();
+    outside["bbox"] = serde_json::json!([900, 900, 5, 5]);
     let (out, _) = check(&whole.replacen("\"annotations\":[\n", &format!("\"annotations\":[\n{outside},\n"), 1), 0);
-    assert!(out.contains("1 annotations with the id of another") && out.contains("1 boxes lay outside their image"), "{out}");
+    assert!(out.contains("1 annotations with the id of another, used all the same"), "{out}");
+    assert!(out.contains(&format!("annotation id {} is given to 2 annotations", outside["id"])), "{out}");
+    let listed: Value = serde_json::from_str(&whole).unwrap();
+    let image = listed["images"].as_array().unwrap().iter().find(|image| image["id"] == outside["image_id"]).unwrap();
+    let named = format!("{}: bbox [900, 900, 5, 5]", image["file_name"].as_str().unwrap());
+    assert!(out.contains(&format!("1 boxes lay outside their image and were left out: {named}")), "{out}");
+    // What Python writes for no number is no JSON, and read; a box of it is refused.
+    let python = format!("\u{feff}{}", whole.replacen("{\"images\"", "{\"info\":{\"wind\":NaN},\"images\"", 1));
+    let (out, _) = check(&python, 0);
+    assert!(out.contains("1 values that are NaN or Infinity, taken as not known"), "{out}");
+    let (_, error) = check(&whole.replacen("\"bbox\":[", "\"bbox\":[NaN,", 1), 2);
+    assert!(error.contains("element 0: invalid type: NaN") && error.contains("(byte "), "{error}");
     check(&whole, 0);
+    // A split that nobody trains on may be left on its page.
+    let own = std::fs::read_to_string(dir.path().join("own.yaml")).unwrap();
+    std::fs::write(dir.path().join("three.yaml"), own + "test: TestNoLabels.json\n").unwrap();
+    for verb in ["check", "stats"] {
+        let (out, _) = expect_code(&mut yolo_train(dir.path(), &["data", verb, "--data", "three.yaml"]), 0);
+        assert!(out.contains("TestNoLabels.json is not there") && out.contains("val: "), "{out}");
+    }
 }
 
 #[test]
@@ -385,6 +465,7 @@ fn small_objects_have_a_finer_level_and_tiles() {
         (&["--tile", "48", "--rect"][..], "rect"),
         (&["--tile", "8"], "tile 8"),
         (&["--frames", "0"], "frames 0"),
+        (&["--val-interval", "0"], "val_interval must be at least 1"),
         // What is kept at another size has another difference: a run that is resumed with a cache would go on otherwise.
         (&["--background", "2", "--cache", "ram"], "background"),
         (&["--sampler", "clip=balanced"], "did you mean `clips`"),

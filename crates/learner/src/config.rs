@@ -53,6 +53,8 @@ pub struct LearnerConfig {
     pub workers: usize,
     /// Evaluate after every epoch; the last one is always evaluated, if there is anything to evaluate on.
     pub val: bool,
+    /// With `val`, evaluate after every so many epochs only, and after the last.
+    pub val_interval: usize,
     /// Also evaluate after every so many updates.
     pub eval_steps: Option<usize>,
     /// Save after every epoch; the last one is always saved.
@@ -93,6 +95,7 @@ impl LearnerConfig {
             shuffle: true,
             workers: 0,
             val: true,
+            val_interval: 1,
             eval_steps: None,
             save: true,
             save_period: -1,
@@ -139,6 +142,7 @@ impl LearnerConfig {
             (self.ema_decay == 0.0 || positive(self.ema_tau), "ema_tau", self.ema_tau.to_string(), "a finite number above 0"),
             (self.time.is_none_or(positive), "time", format!("{:?}", self.time), "hours above 0"),
             (self.max_steps != Some(0), "max_steps", "0".into(), "at least 1"),
+            (self.val_interval > 0, "val_interval", "0".into(), "at least 1"),
             (self.eval_steps != Some(0), "eval_steps", "0".into(), "at least 1"),
             (self.checkpoint_minutes >= 0.0, "checkpoint_minutes", self.checkpoint_minutes.to_string(), "from 0 up"),
         ];

@@ -41,7 +41,7 @@ impl<T: Task> Run<T> {
     /// An evaluation that fails; training up to it is saved. A final checkpoint that cannot be.
     pub(crate) fn judge(&mut self, task: &T, at: Judging) -> Result<Judged, LearnError> {
         let config = &self.settings.config;
-        let evaluated = task.judges() && (config.val || at.last);
+        let evaluated = task.judges() && (self.is_due(at) || at.last);
         let saves = config.save || at.last;
         // Evaluations and files have other shapes than a step: its blocks would lie beside theirs. Nor does a step want those of an evaluation.
         bellows_kernels::forget();
@@ -56,7 +56,7 @@ impl<T: Task> Run<T> {
         bellows_kernels::forget();
         self.lap();
         self.agree()?;
-        let report = self.count_evaluation(evaluation);
+        let report = self.count_evaluation(evaluation, at);
         self.log_evaluation(task, &report, at)?;
         // Before the checkpoint, which holds what of their files cannot be written.
         self.show(&report);
@@ -75,6 +75,12 @@ impl<T: Task> Run<T> {
             outcome = self.end_late(task, &model, &report, saves)?;
         }
         Ok(outcome.map_or(Judged::On, Judged::Done))
+    }
+
+    /// Whether there is to be an evaluation: of the epochs every so many have one, and what is judged within an epoch is asked for by itself.
+    fn is_due(&self, at: Judging) -> bool {
+        let config = &self.settings.config;
+        config.val && (!at.complete || (self.state.counters.epoch + 1).is_multiple_of(config.val_interval))
     }
 
     /// What is done before anything is read to judge by: what was trained is made safe, and the ranks agree on it.
@@ -140,14 +146,16 @@ impl<T: Task> Run<T> {
     }
 
     /// What an evaluation changes of the counters.
-    fn count_evaluation(&mut self, evaluation: Option<Evaluation>) -> EpochReport {
+    fn count_evaluation(&mut self, evaluation: Option<Evaluation>, at: Judging) -> EpochReport {
+        // Patience is counted in epochs, however few of them are judged.
+        let passed = if at.complete { self.settings.config.val_interval } else { 1 };
         let counters = &mut self.state.counters;
         counters.evaluated_at = counters.updates;
         // What is not a number is never best: it would stay so, and no checkpoint can hold it.
         let better = |e: &Evaluation| e.fitness.is_finite() && counters.best.is_none_or(|(fitness, _)| e.fitness >= fitness);
         let best = evaluation.as_ref().is_some_and(better);
         if let Some(e) = &evaluation {
-            counters.since_best += 1;
+            counters.since_best += passed;
             if best {
                 (counters.best, counters.since_best) = (Some((e.fitness, counters.epoch)), 0);
                 counters.best_step = Some(counters.batches);

@@ -92,6 +92,35 @@ fn so_many_updates_are_made_and_no_more() {
 }
 
 #[test]
+fn of_the_epochs_every_so_many_are_judged_and_the_last() {
+    let run = |val_interval| {
+        let dir = tempfile::tempdir().unwrap();
+        let mut session = learner(dir.path(), LearnerConfig { val_interval, ..config() }, no_poison);
+        assert_eq!(session.fit(&data()).unwrap(), Outcome::Finished);
+        let csv = std::fs::read_to_string(dir.path().join("run/results.csv")).unwrap();
+        let cells: Vec<Vec<&str>> = csv.lines().map(|line| line.split(',').collect()).collect();
+        let at = cells[0].iter().position(|name| *name == "val/mse").unwrap();
+        let judged: Vec<bool> = cells[1..].iter().map(|row| !row[at].is_empty()).collect();
+        let weights = session.layout().read(&session.layout().values(&session.ema_model())).unwrap();
+        (judged, session.state().counters.best.unwrap().1, weights)
+    };
+    let ((all, _, whole), (some, best, same)) = (run(1), run(3));
+    assert_eq!((all, some), (vec![true; 4], vec![false, false, true, true]));
+    assert!(best >= 2, "epoch {best} was not judged");
+    assert!(whole == same, "nothing else is changed by it");
+    // Patience is of epochs: five have passed without improvement when six have been judged twice.
+    fn never_good(_: usize, position: usize) -> bool {
+        position == toy::EVALUATION
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let mut session = learner(dir.path(), LearnerConfig { epochs: 12, val_interval: 3, patience: 5, ..config() }, never_good);
+    assert_eq!(session.fit(&data()).unwrap(), Outcome::EarlyStopped);
+    assert_eq!((session.state().counters.epoch, rows(dir.path())), (6, 6));
+    let refused = LearnerConfig { val_interval: 0, ..config() }.validate().unwrap_err().to_string();
+    assert!(refused.contains("val_interval") && refused.contains("at least 1"), "{refused}");
+}
+
+#[test]
 fn without_saving_the_best_and_the_last_weights_are_there() {
     // The best epoch is not the last one: its weights are there all the same.
     fn worse_later(epoch: usize, position: usize) -> bool {

@@ -1,6 +1,6 @@
 //! `yolo-train data`: a data set looked at (`check`, `stats`) or written anew (`convert`, `shard`), by the same code that training reads it with.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use bellows_cli::{Bar, Context, Exit, Failure, Signals, count, option, say, switch, text, whole};
@@ -149,6 +149,10 @@ fn check(m: &ArgMatches) -> Result<(), Failure> {
                 seen.push((split, found));
                 bad
             }
+            Err(DataError::Missing { path, .. }) if split == Split::Test => {
+                say(&absent(&path));
+                None
+            }
             Err(error) => {
                 // The first ends the program, and is told then.
                 if wrong.is_some() {
@@ -168,6 +172,11 @@ fn check(m: &ArgMatches) -> Result<(), Failure> {
     wrong.map_or(Ok(()), |error| Err(error.into()))
 }
 
+/// What is said of a test split that is not there: nobody trains on it, and of a download it is often left out.
+fn absent(path: &Path) -> String {
+    format!("test: {} is not there; training does without, `val --split test` does not", path.display())
+}
+
 fn stats(m: &ArgMatches) -> Result<(), Failure> {
     let config = opened(m)?;
     let of_the_data =
@@ -178,7 +187,15 @@ fn stats(m: &ArgMatches) -> Result<(), Failure> {
     let mut all = Vec::new();
     for split in config.splits() {
         let progress = Progress::new();
-        let found = scan(&config, split, &options, &|done, total| progress.set(&format!("{}: scanning", split.key()), done, total))?;
+        let found = scan(&config, split, &options, &|done, total| progress.set(&format!("{}: scanning", split.key()), done, total));
+        let found = match found {
+            Err(DataError::Missing { path, .. }) if split == Split::Test => {
+                progress.finish();
+                say(&absent(&path));
+                continue;
+            }
+            found => found?,
+        };
         // The first split is training where there is one: the levels that training takes.
         let normalisation = *normalisation.insert(match normalisation {
             Some(known) => known,
@@ -221,7 +238,7 @@ fn tell(stats: &SplitStats, names: &[String]) {
 }
 
 /// The same as files.
-fn keep(all: &[SplitStats], names: &[String], out: &std::path::Path) -> Result<(), Failure> {
+fn keep(all: &[SplitStats], names: &[String], out: &Path) -> Result<(), Failure> {
     let quoted = |cell: &str| if cell.contains([',', '"', '\n']) { format!("\"{}\"", cell.replace('"', "\"\"")) } else { cell.to_string() };
     let mut classes = String::from("split,class,name,objects,small,medium,large,images\n");
     let mut sizes = String::from("split,width,height,images\n");

@@ -9,7 +9,8 @@ use bellows_yolo::config::TrainConfig;
 use bellows_yolo::data::Split;
 use bellows_yolo::metrics::table_header;
 use bellows_yolo::{
-    Page, SplitData, TrainError, ValSet, Validation, Verdict, WeightFile, can_submit, validate, validate_tiled, write_submission,
+    Page, SplitData, Submitted, Template, TrainError, ValSet, Validation, Verdict, WeightFile, can_submit, validate, validate_tiled,
+    write_submission,
 };
 use clap::builder::PossibleValuesParser;
 use clap::{ArgMatches, Command};
@@ -75,6 +76,11 @@ pub(crate) fn command() -> Command {
             option("submission", "Write what was found in every image, by the ids of the COCO file: the thermal drift challenge's file")
                 .value_name("FILE"),
         )
+        .arg(
+            option("submission-template", "The challenge's template, whose ids the submission has: all of them, and no others")
+                .value_name("FILE")
+                .requires("submission"),
+        )
         .arg(switch("json", "Print one JSON object on stdout, and what is for people on stderr"))
 }
 
@@ -93,12 +99,14 @@ pub(crate) fn run(matches: &ArgMatches, _: &Signals) -> Result<(), Failure> {
         _ => Split::Val,
     };
     let tiling = tiling(matches)?;
+    let template = text(matches, "submission-template").map(|file| Template::read(Path::new(&file))).transpose()?;
     let device = device_to_use(&config)?;
     let model = weights.detector(&device.device)?.fuse(&device.device);
     let mut data = watched(tell_people, |progress| SplitData::open(&config, split, model.channels(), progress))?;
     let submitted = text(matches, "submission").map(PathBuf::from);
     if let Some(file) = &submitted {
-        can_submit(&data.set, &data.names, config.classes.as_deref())?;
+        let entries = can_submit(&data.set, &data.names, config.classes.as_deref(), template.as_ref())?;
+        data.lines.extend(template.is_some().then(|| differs(&entries)));
         let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         if !folder.is_dir() {
             return Err(Usage(format!("--submission {}: there is no folder {}", file.display(), folder.display())).into());
@@ -131,7 +139,7 @@ pub(crate) fn run(matches: &ArgMatches, _: &Signals) -> Result<(), Failure> {
     tell(&validation, &data.names, tell_people);
 
     // Neither keeps the other from being written, and a picture none.
-    let handed_in = submitted.map(|file| hand_in(&file, &data.set, &validation)).transpose();
+    let handed_in = submitted.map(|file| hand_in(&file, &data.set, &validation, template.as_ref())).transpose();
     let verdict = Verdict::new(&validation, &data.names);
     keep(&folder, &verdict.files(config.save_json).map_err(TrainError::Validation)?)?;
     handed_in?.iter().for_each(|line| tell_people(line));
@@ -158,10 +166,18 @@ pub(crate) fn run(matches: &ArgMatches, _: &Signals) -> Result<(), Failure> {
     Ok(())
 }
 
+/// How the images of a template differ from those of the data.
+fn differs(entries: &Submitted) -> String {
+    let Submitted { images, added, dropped } = entries;
+    format!(
+        "submission template: {images} ids, of which {added} are of no image here and get empty entries; {dropped} images here are not in it and are left out"
+    )
+}
+
 /// Writes a submission, and says so.
-fn hand_in(file: &Path, set: &ValSet, validation: &Validation) -> Result<String, Failure> {
-    let images = write_submission(file, set, validation).context(Exit::Failed, file.display())?;
-    Ok(format!("Submission of {images} images written to {}", file.display()))
+fn hand_in(file: &Path, set: &ValSet, validation: &Validation, template: Option<&Template>) -> Result<String, Failure> {
+    let entries = write_submission(file, set, validation, template).context(Exit::Failed, file.display())?;
+    Ok(format!("Submission of {} images written to {}", entries.images, file.display()))
 }
 
 /// That the classes are the same; other names for them are only said.

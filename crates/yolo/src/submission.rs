@@ -2,7 +2,7 @@
 //!
 //! Of the long-term thermal drift challenge (its starting kit, RTIOD): one object, a key an image, `boxes` as x1, y1, x2, y2 in pixels of the file,
 //! `scores`, and `labels` as the file's category ids. Every image that a COCO file of the split lists has its key, also one in which nothing was found, that
-//! cannot be read, or that is not there.
+//! cannot be read, or that is not there; unless a template says which keys there are to be.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -15,6 +15,7 @@ use serde_json::Value;
 
 use crate::boxes::Detection;
 use crate::data::DataError;
+use crate::template::Template;
 use crate::validate::{ValSet, Validation};
 
 /// What was found in an image. Boxes are rounded to thousandths of a pixel; scores are as they are, for rounded ones would be equal that are not.
@@ -56,7 +57,34 @@ fn key(set: &ValSet, index: usize) -> Result<String, DataError> {
 /// The images that the COCO files list by what they are called, in the order of the file; none for one that `set` has not.
 type Images = BTreeMap<String, Option<usize>>;
 
-fn images(set: &ValSet) -> Result<Images, DataError> {
+/// How many images a submission names, and how the data differ from its template.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Submitted {
+    /// All that it names.
+    pub images: usize,
+    /// Those of them that are in the template alone: nothing is in their entries.
+    pub added: usize,
+    /// Images of the data that the template has not: they have no entry.
+    pub dropped: usize,
+}
+
+/// Keeps the images that `template` has, and adds those that only it has.
+fn by_template(images: &mut Images, template: &Template) -> Result<Submitted, DataError> {
+    let all = images.len();
+    images.retain(|key, _| template.ids.contains(key));
+    let known = images.len();
+    if known == 0 {
+        let (path, count) = (template.path.display(), template.ids.len());
+        return Err(DataError::Invalid(format!(
+            "{path}: none of its {count} ids is that of an image here: is it the template of another split?"
+        )));
+    }
+    let absent: Vec<String> = template.ids.iter().filter(|id| !images.contains_key(*id)).cloned().collect();
+    images.extend(absent.into_iter().map(|id| (id, None)));
+    Ok(Submitted { images: images.len(), added: images.len() - known, dropped: all - known })
+}
+
+fn images(set: &ValSet, template: Option<&Template>) -> Result<(Images, Submitted), DataError> {
     let own = (0..set.len()).map(|index| key(set, index).map(|key| (key, Some(index))));
     let left_out = set.ids().left_out().map(|id| Ok((name(id), None)));
     let mut images = Images::new();
@@ -66,17 +94,21 @@ fn images(set: &ValSet) -> Result<Images, DataError> {
             return Err(refuse(format!("has one entry an id, and {key} is the id of two images")));
         }
     }
-    Ok(images)
+    let submitted = match template {
+        Some(template) => by_template(&mut images, template)?,
+        None => Submitted { images: images.len(), ..Submitted::default() },
+    };
+    Ok((images, submitted))
 }
 
 /// That the images of `set` and their classes, of which `classes` are looked for (or all), have names to be handed in under: to be asked before they are looked
-/// at. `names` are those of the classes.
+/// at. `names` are those of the classes. Says which entries there will be, by the template if there is one.
 ///
 /// # Errors
-/// [`DataError::Invalid`] for an image that no COCO file lists, an id of two images, or a class that neither the image's COCO file nor the data set's others list
-/// as a category.
-pub fn can_submit(set: &ValSet, names: &[String], classes: Option<&[u32]>) -> Result<(), DataError> {
-    images(set)?;
+/// [`DataError::Invalid`] for an image that no COCO file lists, an id of two images, a class that neither the image's COCO file nor the data set's others list
+/// as a category, or a template of other images.
+pub fn can_submit(set: &ValSet, names: &[String], classes: Option<&[u32]>, template: Option<&Template>) -> Result<Submitted, DataError> {
+    let (_, submitted) = images(set, template)?;
     let wanted = |class: &u32| classes.is_none_or(|classes| classes.contains(class));
     for index in 0..set.len() {
         let unnamed: Vec<u32> =
@@ -92,17 +124,17 @@ pub fn can_submit(set: &ValSet, names: &[String], classes: Option<&[u32]>) -> Re
             )
         }));
     }
-    Ok(())
+    Ok(submitted)
 }
 
-/// Writes the file for a validation of `set`, which kept its detections, and says how many images it names.
+/// Writes the file for a validation of `set`, which kept its detections, and says which entries it has.
 ///
 /// # Errors
 /// As [`can_submit`]; a file that cannot be written.
-pub fn write_submission(file: &Path, set: &ValSet, validation: &Validation) -> Result<usize, DataError> {
-    let images = images(set)?;
+pub fn write_submission(file: &Path, set: &ValSet, validation: &Validation, template: Option<&Template>) -> Result<Submitted, DataError> {
+    let (images, submitted) = images(set, template)?;
     write_atomic_with(file, |out| write(out, set, &images, validation))?;
-    Ok(images.len())
+    Ok(submitted)
 }
 
 /// An image at a time: as JSON all of them take several times what their detections do, gigabytes of a split of the challenge.
@@ -170,20 +202,47 @@ mod tests {
         ];
         let ids = [Id::Number(20_200_514_230_715_001), "day/1".into()];
         let set = set(&ids, true, &[Id::Number(3)]);
-        can_submit(&set, &names(), None).unwrap();
+        can_submit(&set, &names(), None, None).unwrap();
         let validation = validation_of(vec![(0, all)]);
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("out.json");
-        assert_eq!(write_submission(&file, &set, &validation).unwrap(), 3);
+        assert_eq!(write_submission(&file, &set, &validation, None).unwrap(), Submitted { images: 3, added: 0, dropped: 0 });
         assert_eq!(
             std::fs::read_to_string(&file).unwrap(),
             r#"{"20200514230715001":{"boxes":[[0.0,1.235,10.0,64.0],[0.1,0.2,0.3,0.4],[3.0,3.0,4.0,4.0]],"scores":[0.900001,0.9000005,1e-7],"labels":[7,20200514000000001,7]},"3":{"boxes":[],"scores":[],"labels":[]},"day/1":{"boxes":[],"scores":[],"labels":[]}}"#
         );
     }
 
+    #[test]
+    fn a_template_says_which_ids_there_are() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("template.json");
+        let template = |text: &str| {
+            std::fs::write(&file, text).unwrap();
+            Template::read(&file).unwrap()
+        };
+        let one = |score| vec![Detection { xyxy: [0.0, 0.0, 1.0, 1.0], score, class: 0 }];
+        let set = set(&[Id::Number(1), Id::Number(2)], true, &[Id::Number(3)]);
+        let validation = validation_of(vec![(0, one(0.5)), (1, one(0.25))]);
+        // Image 1 is not asked for; image 3 cannot be read, and image 9 nobody has.
+        let asked = template(r#"{"9": {}, "3": {"boxes": []}, "2": {}}"#);
+        let expected = Submitted { images: 3, added: 1, dropped: 1 };
+        assert_eq!(can_submit(&set, &names(), None, Some(&asked)).unwrap(), expected);
+        let out = dir.path().join("out.json");
+        assert_eq!(write_submission(&out, &set, &validation, Some(&asked)).unwrap(), expected);
+        let empty = r#"{"boxes":[],"scores":[],"labels":[]}"#;
+        assert_eq!(
+            std::fs::read_to_string(&out).unwrap(),
+            format!(r#"{{"2":{{"boxes":[[0.0,0.0,1.0,1.0]],"scores":[0.25],"labels":[7]}},"3":{empty},"9":{empty}}}"#)
+        );
+        let other = template(r#"{"8": {}, "9": {}}"#);
+        let refused = can_submit(&set, &names(), None, Some(&other)).unwrap_err().to_string();
+        assert!(refused.contains("template.json: none of its 2 ids is that of an image here"), "{refused}");
+    }
+
     /// The whole file as one value, as it was once made.
     fn at_once(set: &ValSet, validation: &Validation) -> Vec<u8> {
-        let mut entries: BTreeMap<String, Entry> = images(set).unwrap().into_keys().map(|key| (key, Entry::default())).collect();
+        let mut entries: BTreeMap<String, Entry> = images(set, None).unwrap().0.into_keys().map(|key| (key, Entry::default())).collect();
         for (index, found) in &validation.kept {
             entries.insert(key(set, *index).unwrap(), entry(set, *index, found).unwrap());
         }
@@ -192,7 +251,7 @@ mod tests {
 
     fn written(set: &ValSet, validation: &Validation) -> (io::Result<()>, Vec<u8>) {
         let mut bytes = Vec::new();
-        let done = write(&mut bytes, set, &images(set).unwrap(), validation);
+        let done = write(&mut bytes, set, &images(set, None).unwrap().0, validation);
         (done, bytes)
     }
 
@@ -231,7 +290,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("out.json");
         std::fs::write(&file, "before").unwrap();
-        assert!(write_submission(&file, &set, &validation).is_err());
+        assert!(write_submission(&file, &set, &validation, None).is_err());
         assert_eq!(std::fs::read_to_string(&file).unwrap(), "before");
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "what was begun is gone");
     }
@@ -239,9 +298,9 @@ mod tests {
     #[test]
     fn what_has_no_name_of_its_own_is_refused_by_what_it_is() {
         let one = [Id::Number(1)];
-        let refusal = |set: &ValSet, classes: Option<&[u32]>| can_submit(set, &names(), classes).unwrap_err().to_string();
+        let refusal = |set: &ValSet, classes: Option<&[u32]>| can_submit(set, &names(), classes, None).unwrap_err().to_string();
         assert!(refusal(&set(&one, false, &[]), None).contains("image 1 has none for class `boat`"));
-        assert!(can_submit(&set(&one, false, &[]), &names(), Some(&[0])).is_ok(), "it is not looked for");
+        assert!(can_submit(&set(&one, false, &[]), &names(), Some(&[0]), None).is_ok(), "it is not looked for");
         for (ids, left_out) in [(&[Id::Number(1), Id::Number(1)][..], &[][..]), (&one, &one)] {
             assert!(refusal(&set(ids, true, left_out), None).ends_with("1 is the id of two images"));
         }

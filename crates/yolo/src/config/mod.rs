@@ -165,6 +165,9 @@ settings! {
         /// Validate after every epoch
         /// the last one is always validated
         val: bool = true;
+        /// With val, validate after every n-th epoch only, and after the last
+        /// the best weights are the best of the epochs that were validated; patience counts all epochs
+        val_interval: usize = 1;
         /// Draw curves, matrices and sample batches
         plots: bool = true;
         /// Write event files for TensorBoard into the run directory
@@ -407,6 +410,7 @@ impl TrainConfig {
                 self.background > 0 && self.cache != Cache::Off,
                 "background is a difference of images as they are: cache, which keeps them at imgsz, cannot be given with it".into(),
             ),
+            (self.val_interval == 0, "val_interval must be at least 1: val false is without".into()),
             (self.fraction == 0.0, "fraction 0 leaves nothing to train on".into()),
             (self.keep_checkpoints < 2, "keep_checkpoints must be at least 2: the newest may be damaged".into()),
             (!["none", "cpu"].contains(&self.fallback.as_str()), format!("fallback `{}` is neither none nor cpu", self.fallback)),
@@ -615,6 +619,7 @@ impl TrainConfig {
             seed: self.seed,
             workers: self.workers,
             val: self.val,
+            val_interval: self.val_interval,
             save: self.save,
             save_period: self.save_period,
             checkpoint_minutes: self.checkpoint_minutes,

@@ -1,10 +1,10 @@
 //! A COCO file as a source of a split: which class a category is, where the images lie, which boxes of a decoded image count.
 //!
 //! Categories become classes by their names: those of the data set, which are the categories of its first COCO file in that file's order where the
-//! data.yaml gives none. File names are looked for in `images:`, or in the folders where tools put them. Boxes are clipped to the picture and
-//! divided by its size as decoded; where the file says another size, that is counted.
+//! data.yaml gives none; where only the case of letters differs, that is told. File names are looked for in `images:`, or in the folders where tools
+//! put them. Boxes are clipped to the picture and divided by its size as decoded; where the file says another size, that is counted.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -27,20 +27,23 @@ const TOLERANCE: f32 = 0.01;
 
 /// A COCO file of a data set.
 pub(crate) struct Annotated {
+    /// By the name that the description has for it, where that is a link.
     json: PathBuf,
     file: CocoFile,
     /// Of each category.
     classes: Vec<Option<u32>>,
+    /// Categories whose class is called so but for the case of letters.
+    recased: Vec<String>,
 }
 
 /// The objects of one image, and what became of the others.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Marked {
     pub(crate) parsed: ParsedLabels,
-    /// Clipped by more than a hundredth of the image.
-    pub(crate) cut: u32,
+    /// Clipped by more than a hundredth of the image, as the file has them.
+    pub(crate) cut: Vec<[f32; 4]>,
     /// Wholly outside the image: dropped.
-    pub(crate) outside: u32,
+    pub(crate) outside: Vec<[f32; 4]>,
     /// Of categories that are no class: dropped.
     pub(crate) foreign: u32,
     /// The file says another size.
@@ -53,15 +56,13 @@ impl Annotated {
     /// # Errors
     /// As [`coco::open`] and [`DataConfig::resolve`]; [`DataError::Coco`] when no category is a class.
     pub(crate) fn open(config: &DataConfig, source: &Source, cache_dir: Option<&Path>) -> Result<Self, DataError> {
-        let json = config.resolve(&config.root, &source.path)?;
-        let file = coco::open(&json, cache_dir)?;
-        let class = |name: &String| config.names.iter().position(|n| n == name).map(|i| i as u32);
-        let classes: Vec<Option<u32>> = file.categories.iter().map(|(_, name)| class(name)).collect();
+        let (json, file) = read(config, source, cache_dir)?;
+        let (classes, recased) = classes(&file, &config.names);
         if !file.boxes.is_empty() && classes.iter().all(Option::is_none) {
             let reason = format!("none of its categories ({}) is one of the classes ({})", few(&file.names()), few(&config.names));
             return Err(DataError::Coco { path: json, reason });
         }
-        Ok(Self { json, file, classes })
+        Ok(Self { json, file, classes, recased })
     }
 
     /// The paths of its images, in its order, and the folder they were found in.
@@ -99,13 +100,15 @@ impl Annotated {
 
     /// Where tools put the images of a COCO file, those that exist and may be read.
     fn usual_folders(&self, config: &DataConfig) -> Vec<PathBuf> {
-        let beside = self.json.parent().unwrap_or(Path::new("."));
+        let real = self.json.canonicalize().unwrap_or_else(|_| self.json.clone());
+        let beside = real.parent().unwrap_or(Path::new("."));
         let above = beside.parent().unwrap_or(beside);
+        let beside_the_link = self.json.parent().unwrap_or(beside);
         let stem = self.json.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
         let split =
             ["instances_", "person_keypoints_", "annotations_"].iter().find_map(|p| stem.strip_prefix(p)).unwrap_or(&stem).to_string();
         let mut folders = Vec::new();
-        for base in [beside, above, &config.root] {
+        for base in [beside, above, &config.root, beside_the_link] {
             for inner in ["", "images", "data", "frames", "images/SPLIT", "SPLIT", "data/SPLIT"] {
                 folders.push(base.join(inner.replace("SPLIT", &split)));
             }
@@ -125,6 +128,11 @@ impl Annotated {
     /// What the file knows of its images beside their pixels.
     pub(crate) fn meta(&self) -> Arc<MetaTable> {
         self.file.meta.clone()
+    }
+
+    /// What the file calls image `index`.
+    pub(crate) fn image_name(&self, index: u32) -> &str {
+        &self.file.images[index as usize].file
     }
 
     /// The id of image `index` of the file.
@@ -167,11 +175,13 @@ impl Annotated {
             let corners = [x, y, x + w, y + h];
             let inside = [0, 1, 2, 3].map(|i| corners[i].clamp(0.0, if i % 2 == 0 { width } else { height }));
             if inside[2] <= inside[0] || inside[3] <= inside[1] {
-                marked.outside += 1;
+                marked.outside.push(b.xywh);
                 continue;
             }
             let over = (0..4).any(|i| (corners[i] - inside[i]).abs() > TOLERANCE * if i % 2 == 0 { width } else { height });
-            marked.cut += u32::from(over);
+            if over {
+                marked.cut.push(b.xywh);
+            }
             let [x1, y1, x2, y2] = inside;
             let label = Label { class, xywh: xyxy_to_xywh([x1 / width, y1 / height, x2 / width, y2 / height]) };
             if seen.insert((class, label.xywh.map(f32::to_bits))) {
@@ -211,19 +221,65 @@ impl Annotated {
             (c.unknown_category, "annotations of unknown categories left out"),
             (c.masks, "masks not used, only their boxes"),
             (c.repeated_images, "images listed twice"),
-            (c.repeated_annotations, "annotations with the id of another"),
+            (c.repeated_annotations, "annotations with the id of another, used all the same"),
+            (c.not_numbers, "values that are NaN or Infinity, taken as not known"),
         ]
         .iter()
         .filter(|(count, _)| *count > 0)
         .map(|(count, what)| format!("{count} {what}"))
         .collect();
         let mut notes = vec![line];
+        if !self.recased.is_empty() {
+            notes.push(format!("{name}: {}", few(&self.recased)));
+        }
         if !left_out.is_empty() {
             notes.push(format!("{name}: {}", left_out.join(", ")));
         }
         notes.extend(c.examples.iter().map(|example| format!("{name}: {example}")));
         notes
     }
+}
+
+/// The COCO file that `source` names, and its path: by that name where it is a link, for a hub's download calls files by their hashes.
+///
+/// # Errors
+/// As [`coco::open`] and [`DataConfig::resolve`].
+pub(crate) fn read(config: &DataConfig, source: &Source, cache_dir: Option<&Path>) -> Result<(PathBuf, CocoFile), DataError> {
+    let (named, real) = config.find(&config.root, &source.path)?;
+    let json = if named.is_symlink() { named } else { real.clone() };
+    match coco::open(&real, cache_dir) {
+        Ok(file) => Ok((json, file)),
+        Err(DataError::Coco { reason, .. }) => Err(DataError::Coco { path: json, reason }),
+        Err(other) => Err(other),
+    }
+}
+
+/// The class of each category, and which of them has its name in another case.
+fn classes(file: &CocoFile, names: &[String]) -> (Vec<Option<u32>>, Vec<String>) {
+    let class = |name: &str| names.iter().position(|n| n == name).map(|i| i as u32);
+    let (theirs, ours) = (by_letters(file.categories.iter().map(|(_, name)| name)), by_letters(names));
+    let mut recased = Vec::new();
+    let mut class_of = |name: &String| {
+        class(name).or_else(|| {
+            // `Person` is taken for `person` where neither side has both.
+            let letters = name.to_lowercase();
+            let (_, same) = (theirs.get(&letters).copied().flatten()?, ours.get(&letters).copied().flatten()?);
+            recased.push(format!("category {name} is taken for class {same}"));
+            class(same)
+        })
+    };
+    let classes = file.categories.iter().map(|(_, name)| class_of(name)).collect();
+    (classes, recased)
+}
+
+/// Names by their letters in lower case; none where several names are that.
+fn by_letters<'a>(names: impl IntoIterator<Item = &'a String>) -> HashMap<String, Option<&'a str>> {
+    let mut known: HashMap<String, Option<&str>> = HashMap::new();
+    for name in names.into_iter().map(String::as_str) {
+        let same = known.entry(name.to_lowercase()).or_insert(Some(name));
+        *same = same.filter(|other| *other == name);
+    }
+    known
 }
 
 /// A file name of the JSON without so many of its outer folders: they are of another machine, or were left out when images were unpacked.

@@ -123,6 +123,11 @@ impl DataConfig {
     /// # Errors
     /// [`DataError::Outside`], or [`DataError::Io`] when it does not exist.
     pub fn resolve(&self, base: &Path, path: &Path) -> Result<PathBuf, DataError> {
+        self.find(base, path).map(|(_, real)| real)
+    }
+
+    /// The path that led there, and the same: links of a download have names where what they lead to has a hash.
+    pub(crate) fn find(&self, base: &Path, path: &Path) -> Result<(PathBuf, PathBuf), DataError> {
         let joined = base.join(path);
         let shorter = path.strip_prefix("..").or_else(|_| path.strip_prefix("data")).ok().map(|rest| base.join(rest));
         let inside = |real: &PathBuf| {
@@ -132,13 +137,13 @@ impl DataConfig {
         let mut outside = None;
         for candidate in [Some(&joined), shorter.as_ref()].into_iter().flatten() {
             match candidate.canonicalize() {
-                Ok(real) if inside(&real) => return Ok(real),
+                Ok(real) if inside(&real) => return Ok((candidate.clone(), real)),
                 Ok(real) => outside = outside.or(Some(real)),
                 Err(_) => {}
             }
         }
         if let Some(real) = path.canonicalize().ok().filter(|real| path.is_relative() && inside(real)) {
-            return Ok(real);
+            return Ok((path.into(), real));
         }
         match (outside, joined.canonicalize()) {
             (Some(path), _) => Err(DataError::Outside { path, root: self.root.clone() }),

@@ -1,16 +1,24 @@
 //! Images put into groups by what is known of them: months, day and night, clips, bands of temperature, any key of their meta.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap};
 
-use super::meta::{CLIP, FrameMeta, MOMENT};
+use super::meta::{CLIP, FrameMeta, MOMENT, is_unknown};
 use super::moment::Moment;
 
 /// Of more different numbers than this, bands are made.
 const VALUES: usize = 12;
 /// At most so many bands.
 const BANDS: f64 = 8.0;
+/// Numbers of which at most one in so many different values is a text are numbers still.
+const WORDS: usize = 10;
+/// At either end so many of the different values may be no measurements.
+const TAIL: usize = 20;
+/// So many times as far from the others as these are from each other is a value that says that none was measured: -9999.
+const FAR: f64 = 3.0;
 /// Solar radiation, W/m², above which it is day: pyranometers read a few watts in the dark.
 const DAYLIGHT: f64 = 5.0;
+/// And below which nothing was measured: of the dark they read a few watts less than none.
+const NO_LIGHT: f64 = -100.0;
 const MONTH: &str = "month";
 const HOUR: &str = "hour";
 const DAY_NIGHT: &str = "daynight";
@@ -30,7 +38,8 @@ pub struct Grouping {
 
 impl Grouping {
     /// The first `images` images by `key`: `month` and `hour` of [`MOMENT`], `daynight`, `clip`, or a key of their meta. Numbers of many values
-    /// come in bands of a round width.
+    /// come in bands of a round width, with open bands for what lies far from the others, and groups of their own for the few texts among them. How data sets
+    /// write that nothing is known (`NaN`, `n/a`) is no value.
     ///
     /// # Errors
     /// A key that no image has, with those there are.
@@ -64,23 +73,34 @@ impl Grouping {
 
     /// By the values of a key; none if no image has it.
     fn by_values(meta: &FrameMeta, key: &str, images: usize) -> Option<Self> {
-        let values: Vec<Option<&str>> = (0..images).map(|i| meta.get(i, key)).collect();
-        let different: BTreeSet<&str> = values.iter().flatten().copied().collect();
-        let numbers: Option<BTreeMap<&str, f64>> =
-            different.iter().map(|text| Some((*text, text.parse().ok().filter(|v: &f64| v.is_finite())?))).collect();
-        let Some(numbers) = numbers.filter(|n| !n.is_empty() && key != CLIP) else {
-            let grouping = Self::of_names(key, values.into_iter().map(|v| v.map(String::from)).collect());
+        // A folder may have any name.
+        let value = |i| meta.get(i, key).filter(|text| key == CLIP || !is_unknown(text));
+        let different: BTreeSet<&str> = (0..images).filter_map(value).collect();
+        let numbers: Vec<f64> = different.iter().filter_map(|text| number(text)).collect();
+        let words = different.len() - numbers.len();
+        if key == CLIP || numbers.is_empty() || words * WORDS > different.len() {
+            let grouping = Self::of_names(key, (0..images).map(|i| value(i).map(String::from)).collect());
             return Some(grouping).filter(|g| !g.names.is_empty());
-        };
-        let band = bands(numbers.values().copied(), numbers.len());
-        let mut order: Vec<(f64, String)> = numbers.values().map(|&v| band(v)).collect();
-        order.sort_by(|a, b| a.0.total_cmp(&b.0));
-        order.dedup_by(|a, b| a.1 == b.1);
-        let names: Vec<String> = order.into_iter().map(|(_, name)| name).collect();
-        let at: HashMap<&str, u32> = names.iter().zip(0..).map(|(name, at)| (name.as_str(), at)).collect();
-        let of = values.iter().map(|v| v.map(|v| at[band(numbers[v]).1.as_str()])).collect();
+        }
+        let band = bands(numbers);
+        let group = |text: &str| number(text).map_or_else(|| (f64::INFINITY, text.to_string()), &band);
+        let mut order: Vec<((f64, String), &str)> = different.iter().map(|text| (group(text), *text)).collect();
+        order.sort_by(|((a, _), _), ((b, _), _)| a.total_cmp(b));
+        let mut names: Vec<String> = Vec::new();
+        let mut at: HashMap<&str, u32> = HashMap::new();
+        for ((_, name), text) in order {
+            if names.last() != Some(&name) {
+                names.push(name);
+            }
+            at.insert(text, names.len() as u32 - 1);
+        }
+        let of = (0..images).map(|i| at.get(value(i)?).copied()).collect();
         Some(Self { key: key.into(), names, of })
     }
+}
+
+fn number(text: &str) -> Option<f64> {
+    text.parse().ok().filter(|value: &f64| value.is_finite())
 }
 
 /// The key of the meta that is meant, in whatever case it was written.
@@ -95,19 +115,27 @@ fn unknown(meta: &FrameMeta, key: &str) -> String {
     format!("no image can be grouped by `{key}`: known of them is {there}, and by these {}", MADE.join(", "))
 }
 
+/// As the meta calls it, in whichever form; what is neither, a number or `dusk`, is a group of its own: whether 1 is the day nobody has said.
 fn day_night(meta: &FrameMeta, index: usize) -> Option<String> {
     let key = |wanted: &str| meta.keys().into_iter().find(|k| k.eq_ignore_ascii_case(wanted)).map(String::from);
-    if let Some(told) = key("Day_Night").and_then(|key| Some(meta.get(index, &key)?.to_lowercase())) {
-        return Some(told);
+    let told = key("Day_Night").and_then(|key| Some(meta.get(index, &key)?.trim().to_lowercase()));
+    if let Some(told) = told.filter(|told| !is_unknown(told)) {
+        return Some(match told.as_str() {
+            "d" | "daytime" | "day-time" | "day time" | "daylight" => "day".into(),
+            "n" | "nighttime" | "night-time" | "night time" => "night".into(),
+            _ => told,
+        });
     }
-    let sun: f64 = meta.get(index, &key("Sun Radiation Intensity")?)?.parse().ok()?;
+    let sun = number(meta.get(index, &key("Sun Radiation Intensity")?)?).filter(|sun| *sun > NO_LIGHT)?;
     Some(if sun > DAYLIGHT { "day" } else { "night" }.into())
 }
 
-/// From a number to where its group begins, and its name: the number itself where there are few, else a band whose width is 1, 2 or 5 times a
-/// power of ten.
-fn bands(values: impl Iterator<Item = f64>, different: usize) -> impl Fn(f64) -> (f64, String) {
-    let (low, high) = values.fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), v| (l.min(v), h.max(v)));
+/// From a number to where its group begins, and its name: the number itself where there are few different ones, else a band whose width is 1, 2 or 5 times
+/// a power of ten, or what lies below or above all bands.
+fn bands(mut numbers: Vec<f64>) -> impl Fn(f64) -> (f64, String) {
+    numbers.sort_unstable_by(f64::total_cmp);
+    let few = numbers.len() <= VALUES;
+    let [low, high] = ends(&numbers);
     let rough = (high - low).max(f64::MIN_POSITIVE) / BANDS;
     let power = 10f64.powf(rough.log10().floor());
     let widths = [1.0, 2.0, 5.0, 10.0, 20.0].map(|m| m * power);
@@ -115,14 +143,32 @@ fn bands(values: impl Iterator<Item = f64>, different: usize) -> impl Fn(f64) ->
     let band = |value: f64, width: f64| (value / width + 1e-9).floor() + 0.0;
     let count = |width: f64| band(high, width) - band(low, width) + 1.0;
     let width = widths.into_iter().find(|&w| count(w) <= BANDS).unwrap_or(widths[4]);
+    let [first, last] = [low, high].map(|end| band(end, width));
     move |value| {
-        if different <= VALUES {
+        if few {
             return (value + 0.0, (value + 0.0).to_string());
         }
-        let from = band(value, width) * width;
+        let at = band(value, width);
+        let from = at * width;
         let decimals = (-width.log10().floor()).clamp(0.0, 8.0) as usize;
-        (from, format!("{from:.decimals$} to {:.decimals$}", from + width))
+        if at < first {
+            (f64::MIN, format!("below {:.decimals$}", first * width))
+        } else if at > last {
+            (f64::MAX, format!("{:.decimals$} and above", (last + 1.0) * width))
+        } else {
+            (from, format!("{from:.decimals$} to {:.decimals$}", from + width))
+        }
     }
+}
+
+/// The least and the greatest of `sorted`, but for what lies far from all others: one -9999 among temperatures would make one band of these.
+fn ends(sorted: &[f64]) -> [f64; 2] {
+    let cut = sorted.len().div_ceil(TAIL);
+    let middle = sorted.get(cut..sorted.len().saturating_sub(cut)).filter(|middle| !middle.is_empty()).unwrap_or(sorted);
+    let [low, high] = [middle.first(), middle.last()].map(|end| end.copied().unwrap_or_default());
+    let far = FAR * (high - low);
+    let mut near = sorted.iter().copied().filter(|value| (low - far..=high + far).contains(value));
+    [near.next().unwrap_or(low), near.next_back().unwrap_or(high)]
 }
 
 #[cfg(test)]
@@ -182,5 +228,56 @@ mod tests {
         let meta = self::meta(&rows.iter().map(|r| &r[..]).collect::<Vec<_>>());
         let by = Grouping::by(&meta, "t", texts.len()).unwrap();
         assert_eq!((by.names.len(), by.of[15], by.of[6]), (8, Some(0), Some(3)), "{:?}", by.names);
+    }
+
+    /// Of values of a key `t`: the names of the groups, and of each image its group.
+    fn by_t(texts: &[String]) -> Grouping {
+        let rows: Vec<[(&str, &str); 1]> = texts.iter().map(|text| [("t", text.as_str())]).collect();
+        Grouping::by(&meta(&rows.iter().map(|row| &row[..]).collect::<Vec<_>>()), "t", texts.len()).unwrap()
+    }
+
+    #[test]
+    fn what_is_no_number_among_many_leaves_the_bands_as_they_are() {
+        let numbers: Vec<String> = (0..16).map(|i| (f64::from(i) * 2.5 - 7.5).to_string()).collect();
+        let with = |more: &[&str]| numbers.iter().cloned().chain(more.iter().map(ToString::to_string)).collect::<Vec<String>>();
+        let plain = by_t(&numbers);
+        assert_eq!(plain.names, ["-10 to 0", "0 to 10", "10 to 20", "20 to 30", "30 to 40"]);
+        let unknown = by_t(&with(&["NaN", "", "n/a", "NA", "None", "null", "-", " "]));
+        assert_eq!((unknown.names, &unknown.of[..16], &unknown.of[16..]), (plain.names.clone(), &plain.of[..], &[None; 8][..]));
+        let word = by_t(&with(&["broken"]));
+        assert_eq!((word.names.last().unwrap().as_str(), &word.names[..5], word.of[16]), ("broken", &plain.names[..], Some(5)));
+        // More words than one in ten are names of places, and numbers among them too.
+        assert_eq!(by_t(&["2", "10", "north"].map(String::from)).names, ["10", "2", "north"]);
+        assert_eq!(by_t(&["nan", "9", "10"].map(String::from)).names, ["9", "10"]);
+    }
+
+    #[test]
+    fn what_was_not_measured_has_an_open_band() {
+        let numbers: Vec<String> = (0..16).map(|i| (f64::from(i) * 2.5 - 7.5).to_string()).collect();
+        let with = |more: &[&str]| by_t(&numbers.iter().cloned().chain(more.iter().map(ToString::to_string)).collect::<Vec<String>>());
+        let bands = ["-10 to 0", "0 to 10", "10 to 20", "20 to 30", "30 to 40"];
+        let low = with(&["-9999"]);
+        assert_eq!(
+            (&low.names[1..], low.names[0].as_str(), low.of[16], low.of[0]),
+            (&bands.map(String::from)[..], "below -10", Some(0), Some(1))
+        );
+        let both = with(&["-9999", "9999", "broken"]);
+        assert_eq!(both.names[5..], ["30 to 40", "40 and above", "broken"]);
+        // A frost is a temperature.
+        assert_eq!(with(&["-38"]).names[0], "-40 to -30");
+        let night = |text: &str| {
+            Grouping::by(&meta(&[&[("Sun Radiation Intensity", text)], &[("Sun Radiation Intensity", "310")]]), "daynight", 2).unwrap().of
+                [0]
+        };
+        assert_eq!((night("nan"), night("-9999"), night("-3"), night("12")), (None, None, Some(1), Some(0)));
+    }
+
+    #[test]
+    fn day_and_night_are_written_in_several_ways() {
+        let texts = ["Day", "night ", "D", "N", "daytime", "Night-time", "null", "1"];
+        let rows: Vec<[(&str, &str); 1]> = texts.iter().map(|text| [("Day_Night", *text)]).collect();
+        let by = Grouping::by(&meta(&rows.iter().map(|row| &row[..]).collect::<Vec<_>>()), "daynight", texts.len()).unwrap();
+        assert_eq!(by.names, ["1", "day", "night"], "nobody knows what 1 is");
+        assert_eq!(by.of, [Some(1), Some(2), Some(1), Some(2), Some(1), Some(2), None, Some(0)]);
     }
 }

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, HashSet};
 
 use super::description::Split;
-use super::meta::{FrameMeta, MOMENT};
+use super::meta::{CLIP, FrameMeta, MOMENT};
 use super::moment::Moment;
 use super::scan::Scan;
 
@@ -24,7 +24,9 @@ pub fn leaks((first, a): (Split, &Scan), (second, b): (Split, &Scan)) -> Vec<Str
     let (one, other) = (first.key(), second.key());
     let too_well = format!("neighbours are nearly the same picture, and {other} is judged too well");
     let mut lines = Vec::new();
-    let both = if a.meta.clips() > 1 { common(&a.meta, &b.meta) } else { Vec::new() };
+    // One folder of all images is no clip; one clip that is named is.
+    let several = a.meta.clips() > 1 || a.meta.keys().contains(&CLIP);
+    let both = if several { common(&a.meta, &b.meta) } else { Vec::new() };
     if let Some(name) = both.first() {
         lines.push(format!("warning: {} clips have frames in both {one} and {other} ({name} the first): {too_well}", both.len()));
     }
@@ -129,9 +131,45 @@ impl Times {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
     use crate::data::image::tests::jpeg;
     use crate::data::{DataConfig, ScanOptions, scan};
+
+    /// What a file of these images, elements of its list, holds.
+    fn scanned(dir: &Path, json: &str, images: Vec<String>) -> Scan {
+        std::fs::write(dir.join(format!("{json}.json")), format!(r#"{{"images":[{}]}}"#, images.join(","))).unwrap();
+        let yaml = format!("train: {json}.json\nval: {json}.json\nnames: [a]\n");
+        let config = DataConfig::parse(&yaml, &dir.join("d.yaml")).unwrap();
+        scan(&config, Split::Train, &ScanOptions { cache_dir: None, ..ScanOptions::default() }, &|_, _| {}).unwrap()
+    }
+
+    #[test]
+    fn a_clip_that_is_named_is_shared_with_its_day_and_camera() {
+        let dir = tempfile::tempdir().unwrap();
+        let split = |json: &str, frames: &[(&str, &str)]| {
+            let image = |(i, (taken, camera)): (usize, &(&str, &str))| {
+                let name = format!("{json}{i}.jpg");
+                std::fs::write(dir.path().join(&name), jpeg(64, 48)).unwrap();
+                format!(r#"{{"id":{i},"file_name":"{name}","date_captured":"{taken}","meta":{{"clip":"c0","Camera":{camera}}}}}"#)
+            };
+            scanned(dir.path(), json, frames.iter().enumerate().map(image).collect())
+        };
+        let told = |a: &Scan, b: &Scan| leaks((Split::Train, a), (Split::Val, b));
+        let train = split("t", &[("2020-05-14T10:00:00", "1"), ("2020-05-15T10:00:00", "1")]);
+        assert_eq!(train.meta.clips(), 2);
+        let other = split("o", &[("2020-05-16T10:00:00", "1"), ("2020-05-14T10:00:00", "2")]);
+        assert_eq!(told(&train, &other), Vec::<String>::new(), "the name alone is no clip");
+        let same = split("s", &[("2020-05-15T12:00:00", "1")]);
+        // A split of one clip has a clip, too.
+        let one = split("u", &[("2020-05-15T10:00:00", "1")]);
+        for a in [&train, &one] {
+            let lines = told(a, &same);
+            let begins = "warning: 1 clips have frames in both train and val (c0 2020-05-15 camera 1 the first)";
+            assert!(lines.len() == 1 && lines[0].starts_with(begins), "{lines:?}");
+        }
+    }
 
     #[test]
     fn clips_and_minutes_that_two_splits_share_are_told() {
@@ -143,11 +181,7 @@ mod tests {
                 std::fs::write(dir.path().join(&name), jpeg(64, 48)).unwrap();
                 format!(r#"{{"id":{i},"file_name":"{name}","date_captured":"{time}","meta":{{"Camera":{camera}}}}}"#)
             };
-            let images: Vec<String> = frames.iter().enumerate().map(image).collect();
-            std::fs::write(dir.path().join(format!("{json}.json")), format!(r#"{{"images":[{}]}}"#, images.join(","))).unwrap();
-            let yaml = format!("train: {json}.json\nval: {json}.json\nnames: [a]\n");
-            let config = DataConfig::parse(&yaml, &dir.path().join("d.yaml")).unwrap();
-            scan(&config, Split::Train, &ScanOptions { cache_dir: None, ..ScanOptions::default() }, &|_, _| {}).unwrap()
+            scanned(dir.path(), json, frames.iter().enumerate().map(image).collect())
         };
         let train = split("t", &[("c1", "2020-05-14T10:00:00", "1"), ("c2", "2020-05-14T12:00:00", "1")]);
         let told = |val: &Scan| leaks((Split::Train, &train), (Split::Val, val));

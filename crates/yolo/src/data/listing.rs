@@ -15,10 +15,10 @@ use rayon::prelude::*;
 use sha2::{Digest, Sha256};
 
 use super::annotated::Annotated;
+use super::clips::{OfClip, tell_apart};
 use super::description::{DataConfig, Source, Split};
 use super::error::DataError;
 use super::header::{is_image, suffix};
-use super::meta::{CLIP, clip_name};
 use super::packed::Packed;
 use super::record::Stamp;
 
@@ -73,14 +73,15 @@ impl Listing {
     /// The clip of each image, by number in the order of the list; `None` where nothing is known of some.
     fn clips(&self) -> Option<Vec<u32>> {
         let tables: Vec<_> = self.coco.iter().map(|coco| coco.knows_clips().then(|| coco.meta())).collect();
-        let mut numbers = HashMap::new();
-        let clip = |entry: &Entry| {
+        let told = |entry: &Entry| {
             let (file, row) = entry.coco?;
-            let name = clip_name(tables[file as usize].as_ref()?.get(row as usize, CLIP), &entry.image);
-            let next = numbers.len() as u32;
-            Some(*numbers.entry(name).or_insert(next))
+            Some((tables[file as usize].as_deref()?, row as usize))
         };
-        self.entries.iter().map(clip).collect()
+        if self.entries.iter().any(|entry| told(entry).is_none()) {
+            return None;
+        }
+        let clip = |entry: &Entry| told(entry).and_then(|(table, row)| table.clip(row)).unwrap_or_else(|| OfClip::folder(&entry.image));
+        Some(tell_apart(self.entries.iter().map(clip)).1)
     }
 }
 
@@ -327,7 +328,8 @@ mod tests {
                 let (folder, meta) = of(i);
                 std::fs::create_dir_all(dir.path().join(folder)).unwrap();
                 std::fs::write(dir.path().join(format!("{folder}{i}.jpg")), "").unwrap();
-                format!("{{\"id\":{i},\"file_name\":\"{folder}{i}.jpg\",\"date_captured\":\"2020-05-14\",\"meta\":{{{meta}}}}}")
+                let day = if meta.contains("Camera") { 14 + i / 4 } else { 14 };
+                format!("{{\"id\":{i},\"file_name\":\"{folder}{i}.jpg\",\"date_captured\":\"2020-05-{day}\",\"meta\":{{{meta}}}}}")
             };
             let all: Vec<String> = (0..8).map(image).collect();
             std::fs::write(dir.path().join("a.json"), format!("{{\"images\":[{}]}}", all.join(","))).unwrap();
@@ -341,5 +343,9 @@ mod tests {
         assert_eq!(part(&|i| (["f/", "g/"][i / 4], "\"n\":1"), 0.5), "0 1 2 3", "by folder");
         assert_eq!(part(&|_| ("f/", "\"n\":1"), 0.25), "0 1", "there is one clip");
         assert_eq!(part(&|i| ("f/", clip(i)), 1.0), "0 1 2 3 4 5 6 7");
+        // One name on two days and of two cameras is four clips.
+        let again = |i: usize| ["\"clip\":\"c0\",\"Camera\":1", "\"clip\":\"c0\",\"Camera\":2"][i / 2 % 2];
+        assert_eq!(part(&|i| ("", again(i)), 0.25), "0 1");
+        assert_eq!(part(&|i| ("", again(i)), 0.5), "0 1 4 5");
     }
 }

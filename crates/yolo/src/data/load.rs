@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use bellows_runs::cache_dir;
 
-use super::coco;
+use super::annotated;
 use super::description::{DataConfig, Source};
 use super::error::DataError;
 use super::layouts;
@@ -40,8 +40,8 @@ impl DataConfig {
     fn name_classes(&mut self, cache_dir: Option<&Path>) -> Result<(), DataError> {
         let first = [&self.train, &self.val, &self.test].into_iter().flatten().find(|source| source.is_coco());
         let Some(source) = first.filter(|_| self.names.is_empty()) else { return Ok(()) };
-        let json = self.resolve(&self.root, &source.path)?;
-        self.names = coco::open(&json, cache_dir)?.names();
+        let (json, file) = annotated::read(self, source, cache_dir)?;
+        self.names = file.names();
         if self.names.is_empty() {
             return Err(DataError::Coco { path: json, reason: "`categories` is empty: there is no class".into() });
         }

@@ -7,6 +7,8 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
+use super::clips::{OfClip, tell_apart};
+
 /// Longest value that is kept, bytes.
 const LONGEST: usize = 256;
 /// Most keys that are kept.
@@ -39,6 +41,20 @@ impl MetaTable {
         let code = column.codes.get(row)?.checked_sub(1)?;
         Some(&column.texts[code as usize])
     }
+
+    /// What row `row` tells of its clip, if it names one.
+    pub(crate) fn clip(&self, row: usize) -> Option<OfClip<'_>> {
+        let known = |key: &str| self.get(row, key).filter(|text| !is_unknown(text));
+        let name = known(CLIP)?;
+        let camera = self.columns.iter().find(|column| column.key.eq_ignore_ascii_case("camera"));
+        Some(OfClip::Named { name, camera: camera.and_then(|column| known(&column.key)), taken: known(MOMENT) })
+    }
+}
+
+/// Whether a value is how data sets write that there is none: `NaN`, `n/a`, `null`.
+pub(crate) fn is_unknown(text: &str) -> bool {
+    let text = text.trim();
+    text.is_empty() || ["nan", "n/a", "na", "none", "null", "-"].iter().any(|word| text.eq_ignore_ascii_case(word))
 }
 
 /// A table while it is filled.
@@ -83,12 +99,6 @@ impl MetaBuilder {
     }
 }
 
-/// The clip of the image at `path`: what its file has told, else its folder.
-pub(crate) fn clip_name(told: Option<&str>, path: &Path) -> String {
-    let folder = || path.parent().map(|p| p.to_string_lossy().replace('\\', "/")).unwrap_or_default();
-    told.map_or_else(folder, str::to_string)
-}
-
 /// What is known of the images of a scan.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct FrameMeta {
@@ -115,16 +125,11 @@ impl FrameMeta {
 
     /// Tells the clips of images by their meta, or by the folders of their files, which `paths` are, in the order of the images.
     pub(crate) fn find_clips<P: AsRef<Path>>(&mut self, paths: impl Iterator<Item = P>) {
-        let mut known: HashMap<String, u32> = HashMap::new();
-        let (mut clips, mut clip) = (Vec::new(), Vec::new());
-        for (index, path) in paths.enumerate() {
-            let name = clip_name(self.told(index, CLIP), path.as_ref());
-            let next = clips.len() as u32;
-            clip.push(*known.entry(name).or_insert_with_key(|name| {
-                clips.push(name.clone());
-                next
-            }));
-        }
+        let named = |index: usize| {
+            let (table, row) = (*self.rows.get(index)?)?;
+            self.tables.get(table as usize)?.clip(row as usize)
+        };
+        let (clips, clip) = tell_apart(paths.enumerate().map(|(i, path)| named(i).unwrap_or_else(|| OfClip::folder(path.as_ref()))));
         (self.clips, self.clip) = (clips, clip);
     }
 
@@ -133,7 +138,7 @@ impl FrameMeta {
         self.tables.get(table as usize)?.get(row as usize, key)
     }
 
-    /// The value of `key` of image `index`; that of [`CLIP`] is its clip, a name or the folder of its file.
+    /// The value of `key` of image `index`; that of [`CLIP`] is its clip, a name with its day and camera or the folder of its file.
     pub fn get(&self, index: usize, key: &str) -> Option<&str> {
         if key == CLIP { Some(&self.clips[*self.clip.get(index)? as usize]) } else { self.told(index, key) }
     }
@@ -199,5 +204,25 @@ mod tests {
         (0..3).for_each(|i| meta.push(i, Some((0, i as u32))));
         meta.find_clips(["1.jpg", "2.jpg", "3.jpg"].iter());
         assert_eq!((meta.clip_of(), meta.clip_name(1), meta.clips()), (&[0, 1, 0][..], "north", 2));
+    }
+
+    #[test]
+    fn a_name_that_comes_again_on_another_day_or_camera_is_another_clip() {
+        let mut builder = MetaBuilder::default();
+        let rows = [
+            ("2020-05-14T10:00:00", "1", "c0"),
+            ("2020-05-15T10:00:00", "1", "c0"),
+            ("2020-05-14T10:00:00", "2", "c0"),
+            ("2020-05-14T10:00:01", "1", "c0"),
+            ("2020-05-14T10:00:02", "1", "n/a"),
+        ];
+        for (row, (taken, camera, clip)) in rows.iter().enumerate() {
+            [(MOMENT, *taken), ("CAMERA", *camera), (CLIP, *clip)].iter().for_each(|(key, text)| builder.set(row, key, text));
+        }
+        let mut meta = FrameMeta::new(vec![Arc::new(builder.finish())]);
+        (0..5).for_each(|i| meta.push(i, Some((0, i as u32))));
+        meta.find_clips((0..5).map(|i| format!("a/{i}.jpg")));
+        assert_eq!(meta.clip_of(), [0, 1, 2, 0, 3]);
+        assert_eq!((meta.get(1, CLIP), meta.get(4, CLIP)), (Some("c0 2020-05-15 camera 1"), Some("a")));
     }
 }

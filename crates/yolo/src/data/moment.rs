@@ -40,14 +40,23 @@ impl Moment {
         possible.then_some(moment)
     }
 
-    /// Seconds since 1970 on that clock (the days of the civil calendar counted as Howard Hinnant's `days_from_civil` does).
-    pub(crate) fn seconds(&self) -> i64 {
+    /// Days since 1970 (of the civil calendar, counted as Howard Hinnant's `days_from_civil` does).
+    pub(crate) fn days(&self) -> i64 {
         let (year, month, day) = (i64::from(self.year) - i64::from(self.month <= 2), i64::from(self.month), i64::from(self.day));
         let era = year.div_euclid(400);
         let of_era = year.rem_euclid(400);
         let of_year = (153 * (month + if month > 2 { -3 } else { 9 }) + 2) / 5 + day - 1;
-        let days = era * 146_097 + of_era * 365 + of_era / 4 - of_era / 100 + of_year - 719_468;
-        days * 86_400 + i64::from(self.hour) * 3600 + i64::from(self.minute) * 60 + i64::from(self.second)
+        era * 146_097 + of_era * 365 + of_era / 4 - of_era / 100 + of_year - 719_468
+    }
+
+    /// `2020-05-14`.
+    pub(crate) fn date(&self) -> String {
+        format!("{:04}-{:02}-{:02}", self.year, self.month, self.day)
+    }
+
+    /// Seconds since 1970 on that clock.
+    pub(crate) fn seconds(&self) -> i64 {
+        self.days() * 86_400 + i64::from(self.hour) * 3600 + i64::from(self.minute) * 60 + i64::from(self.second)
     }
 
     /// The same in milliseconds.

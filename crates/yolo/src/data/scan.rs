@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bellows_runs::cache_dir;
 use rayon::prelude::*;
 
-use super::annotated::Annotated;
+use super::annotated::{Annotated, Marked};
 use super::cache::{self, Cache};
 use super::description::{DataConfig, Split};
 use super::error::DataError;
@@ -21,6 +21,7 @@ use super::header::{self, Header};
 use super::ids::CocoIds;
 use super::listing::{Entry, Listing};
 use super::meta::FrameMeta;
+use super::odd::Odd;
 use super::outline::Outline;
 use super::packed::Packed;
 use super::record::{BadFile, Content, Record, Stamp};
@@ -325,13 +326,15 @@ fn assemble(config: &DataConfig, split: Split, options: &ScanOptions, listing: &
     let mut scan = Scan { root, ids, meta, real, packed: listing.packed.clone(), ..Scan::default() };
     let id = |(file, image): (u32, u32)| listing.coco[file as usize].image_id(image);
     listing.repeated.iter().for_each(|&of| scan.ids.leave_out(id(of)));
-    let mut odd = [0u64; 4];
+    let mut odd = Odd::default();
     let mut records = records.into_iter();
     for entries in listing.entries.chunks(BLOCK) {
         let block: Vec<(&Entry, Record)> = entries.iter().zip(records.by_ref()).collect();
         let block: Vec<_> = block.into_par_iter().map(|(entry, record)| (entry, marked(listing, entry, record, nc))).collect();
-        for (Entry { image, coco, sample, .. }, (content, counts)) in block {
-            odd.iter_mut().zip(counts).for_each(|(sum, n)| *sum += u64::from(n));
+        for (Entry { image, coco, sample, .. }, (content, marked)) in block {
+            if let Some((file, image)) = *coco {
+                odd.add(&marked, listing.coco[file as usize].image_name(image));
+            }
             let index = scan.len();
             match content {
                 Ok(content) => scan.push(image, content, options),
@@ -352,13 +355,7 @@ fn assemble(config: &DataConfig, split: Split, options: &ScanOptions, listing: &
     if !listing.repeated.is_empty() {
         scan.notes.push(format!("{} images have the file of another, which is used once and as that one", listing.repeated.len()));
     }
-    let what = [
-        "boxes reached out of their image by more than 1 % and were clipped",
-        "boxes lay outside their image and were left out",
-        "boxes of categories that are no class were left out",
-        "images have another size than their COCO file says; boxes are taken in pixels of the image",
-    ];
-    scan.notes.extend(odd.iter().zip(what).filter(|(n, _)| **n > 0).map(|(n, what)| format!("{n} {what}")));
+    scan.notes.extend(odd.notes());
     if let Some(error) = scan.too_many_bad().filter(|_| !options.allow_bad) {
         return Err(error);
     }
@@ -376,19 +373,17 @@ fn assemble(config: &DataConfig, split: Split, options: &ScanOptions, listing: &
     Ok(scan)
 }
 
-/// What an image holds with its objects, wherever they stand; and of a COCO file how many of its boxes were cut, lay outside or are of no class, and whether it says
-/// another size.
-fn marked(listing: &Listing, entry: &Entry, record: Record, nc: u32) -> (Result<Content, BadFile>, [u32; 4]) {
-    let mut odd = [0; 4];
+/// What an image holds with its objects, wherever they stand; and of a COCO file what became of the others.
+fn marked(listing: &Listing, entry: &Entry, record: Record, nc: u32) -> (Result<Content, BadFile>, Marked) {
+    let mut marked = Marked::default();
     let content = record.content.and_then(|content| match entry.coco {
         None => with_known_classes(content, &entry.image, nc, listing.packed.as_deref().zip(entry.sample)),
         Some((which, index)) => {
-            let marked = listing.coco[which as usize].labels(index, content.header.size);
-            odd = [marked.cut, marked.outside, marked.foreign, u32::from(marked.resized)];
-            Ok(Content { labels: Some(marked.parsed), ..content })
+            marked = listing.coco[which as usize].labels(index, content.header.size);
+            Ok(Content { labels: Some(std::mem::take(&mut marked.parsed)), ..content })
         }
     });
-    (content, odd)
+    (content, marked)
 }
 
 /// Refuses classes that the dataset does not have. The file is read again only to name the line.

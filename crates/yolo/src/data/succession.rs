@@ -9,11 +9,8 @@ use std::path::Path;
 use super::meta::{FrameMeta, MOMENT};
 use super::moment::Moment;
 use super::natural::natural;
+use super::steps::{FEW, GAP, usual_step};
 
-/// So many usual steps, or more, are a gap.
-const GAP: f64 = 1.5;
-/// Of a clip with fewer steps than this nobody can say what is usual: it is measured by all clips of its kind.
-const FEW: usize = 3;
 /// Digits that are read as a number.
 const LONGEST: usize = 15;
 
@@ -62,16 +59,6 @@ impl Line {
         let is_gap = move |step: i64| usual.is_some_and(|usual| step as f64 >= GAP * usual) && step > self.least;
         self.steps.iter().map(move |step| step.is_some_and(is_gap))
     }
-}
-
-/// The mean of the steps up to twice their median: a camera with a frame in 1.4 s has steps of 1 and of 2 whole seconds. Frames that share a time, which is
-/// told less finely than they were taken, say nothing of it.
-fn usual_step(mut steps: Vec<i64>) -> Option<f64> {
-    steps.retain(|&step| step > 0);
-    steps.sort_unstable();
-    let most = 2 * steps.get(steps.len().saturating_sub(1) / 2)?;
-    let usual = &steps[..steps.partition_point(|&step| step <= most)];
-    Some(usual.iter().sum::<i64>() as f64 / usual.len() as f64)
 }
 
 /// Of each image the one before it in its clip. A clip stands in the order of its times where all of its frames have one (frames of one moment by the numbers

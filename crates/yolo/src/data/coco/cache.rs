@@ -18,7 +18,7 @@ use crate::data::error::DataError;
 use crate::data::frame::Size;
 use crate::data::meta::{Column, MetaTable};
 
-const MAGIC: &[u8; 12] = b"BELLOWSCOC03";
+const MAGIC: &[u8; 12] = b"BELLOWSCOC04";
 /// Pieces of the file that are hashed, evenly spread, and their length.
 const SAMPLES: u64 = 64;
 const SAMPLE_BYTES: u64 = 4096;
@@ -89,8 +89,9 @@ pub(super) fn save(file: &Path, stamp: &Stamp, coco: &CocoFile) -> Result<(), Da
     coco.points.as_flattened().iter().for_each(|&v| out.f32(v));
     out.meta(&coco.meta);
     let c = &coco.counts;
-    let counts = [c.crowd, c.zero_size, c.boxless, c.masks, c.unknown_image, c.unknown_category, c.repeated_images, c.repeated_annotations];
-    counts.iter().for_each(|&n| out.u64(n));
+    let left_out = [c.crowd, c.zero_size, c.boxless, c.masks, c.unknown_image, c.unknown_category];
+    let odd = [c.repeated_images, c.repeated_annotations, c.not_numbers];
+    left_out.iter().chain(&odd).for_each(|&n| out.u64(n));
     out.u32(c.examples.len() as u32);
     c.examples.iter().for_each(|text| out.text(text));
     let digest = Sha256::digest(&out.0);
@@ -138,6 +139,7 @@ pub(super) fn load(file: &Path, stamp: &Stamp) -> Option<CocoFile> {
         unknown_category: input.u64()?,
         repeated_images: input.u64()?,
         repeated_annotations: input.u64()?,
+        not_numbers: input.u64()?,
         examples: Vec::new(),
     };
     for _ in 0..input.u32()? {
@@ -208,13 +210,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (json, memory) = (dir.path().join("a.json"), dir.path().join("cache"));
         let text = r#"{"annotations":[{"image_id":"t","category_id":1,"bbox":[1,2,3,4]},{"image_id":8,"category_id":1,"bbox":[1,2,3,4]}],
-            "images":[{"id":9,"file_name":"a","meta":{"k":1,"l":"x"}},{"id":"t","meta":{"l":"y"},"file_name":"b","width":4,"height":5}],"categories":[{"id":1,"name":"c"}]}"#;
+            "images":[{"id":9,"file_name":"a","meta":{"k":1,"l":"x","n":NaN}},{"id":"t","meta":{"l":"y"},"file_name":"b","width":4,"height":5}],"categories":[{"id":1,"name":"c"}]}"#;
         std::fs::write(&json, text).unwrap();
         let fresh = crate::data::coco::open(&json, Some(&memory)).unwrap();
         let stamp = Stamp::of(&json).unwrap();
         let file = memory.join(file_name(&json));
         assert_eq!(load(&file, &stamp).as_ref(), Some(&fresh));
-        assert_eq!((fresh.counts.unknown_image, fresh.boxes_of(1).len()), (1, 1));
+        assert_eq!((fresh.counts.unknown_image, fresh.counts.not_numbers, fresh.boxes_of(1).len()), (1, 1, 1));
         assert!(load(&file, &Stamp { size: 1, ..Stamp::of(&json).unwrap() }).is_none());
         let mut bytes = std::fs::read(&file).unwrap();
         bytes[80] ^= 1;

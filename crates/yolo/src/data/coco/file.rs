@@ -6,6 +6,9 @@ use super::id::Id;
 use crate::data::frame::Size;
 use crate::data::meta::MetaTable;
 
+/// How many of each kind of oddity are named.
+pub(crate) const EXAMPLES: usize = 10;
+
 /// An image as the file describes it.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct CocoImage {
@@ -46,10 +49,21 @@ pub(crate) struct Counts {
     pub(crate) unknown_category: u64,
     /// Images that are listed twice.
     pub(crate) repeated_images: u64,
-    /// Annotations whose id another one has.
+    /// Annotations whose id another one has; all are used.
     pub(crate) repeated_annotations: u64,
-    /// The first few of all these, by name.
+    /// Values that are no number, which Python writes as `NaN` or `Infinity`.
+    pub(crate) not_numbers: u64,
+    /// The first few of each of these that belong to an image or an annotation, by name.
     pub(crate) examples: Vec<String>,
+}
+
+impl Counts {
+    /// Names the `nth` of a kind, counted from 1, if it is one of the first.
+    pub(super) fn example(&mut self, nth: u64, text: impl FnOnce() -> String) {
+        if nth <= EXAMPLES as u64 {
+            self.examples.push(text());
+        }
+    }
 }
 
 /// A COCO file.

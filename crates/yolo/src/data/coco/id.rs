@@ -24,6 +24,13 @@ impl fmt::Display for Id {
     }
 }
 
+impl Id {
+    /// Whether it is a text without a letter, which names nothing.
+    pub(super) fn is_empty(&self) -> bool {
+        matches!(self, Self::Text(text) if text.is_empty())
+    }
+}
+
 impl From<&Id> for Value {
     /// As a file has it.
     fn from(id: &Id) -> Self {

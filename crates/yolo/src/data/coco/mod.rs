@@ -2,7 +2,8 @@
 //!
 //! [`open`] streams it once ([`parse`]), in whatever order its keys stand, and keeps what training needs ([`file`]): names, sizes, boxes. That is
 //! remembered ([`cache`]) under the file's size and time, so the next start reads a fraction of it. What it means for a split (which class,
-//! which image, which box of the decoded picture) is [`super::annotated`]'s. A file that is wrong is wrong at a line, a column and a byte.
+//! which image, which box of the decoded picture) is [`super::annotated`]'s. What Python writes and JSON does not know is read ([`tolerant`]). A file that
+//! is wrong is wrong at a line, a column and a byte.
 
 mod cache;
 mod file;
@@ -10,12 +11,13 @@ mod id;
 mod parse;
 mod scalar;
 mod segmentation;
+mod tolerant;
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 
-pub(crate) use file::CocoFile;
+pub(crate) use file::{CocoFile, EXAMPLES};
 pub(crate) use id::Id;
 
 use super::error::DataError;
@@ -74,6 +76,23 @@ mod tests {
         let byte: usize = refused.split("(byte ").nth(1).unwrap().trim_end_matches(')').parse().unwrap();
         let there = whole.find("{}}").unwrap();
         assert!(refused.contains("element 0") && refused.contains("at line 3") && (there..there + 3).contains(&byte), "{refused}");
+    }
+
+    #[test]
+    fn a_fault_behind_a_byte_order_mark_and_other_words_of_python_has_its_byte() {
+        let dir = tempfile::tempdir().unwrap();
+        let json = dir.path().join("a.json");
+        let part = "{\"images\":[{\"id\":1,\"file_name\":\"a\",\"meta\":{\"t\":-Infinity}}],\"categories\":[{\"id\":1,\"name\":\"c\"}],";
+        for (before, word) in [("", "NaN"), ("", "-Infinity"), ("\n\n", "NaN"), ("\n", "Infinity")] {
+            let whole = format!("\u{feff}{part}{before}\"annotations\":[{{\"image_id\":1,\"category_id\":1,\"bbox\":[1,2,{word},4]}}]}}");
+            std::fs::write(&json, &whole).unwrap();
+            let refused = open(&json, None).unwrap_err().to_string();
+            let byte: usize = refused.split("(byte ").nth(1).unwrap().trim_end_matches(')').parse().unwrap();
+            let there = whole.rfind(word).unwrap();
+            assert!(refused.contains("NaN, Infinity") && (there + 1..=there + word.len()).contains(&byte), "{there} {refused}");
+            std::fs::write(&json, whole.replace(&format!("2,{word},"), "2,3,")).unwrap();
+            assert_eq!(open(&json, None).unwrap().boxes.len(), 1);
+        }
     }
 
     /// With everything that a file may hold, over several lines, and names of more bytes than letters.

@@ -1,30 +1,31 @@
 //! A COCO file as a stream: element after element, so that what is not kept costs no memory.
 //!
 //! The keys may stand in any order. `annotation` is taken for `annotations` and `filename` for `file_name`: data sets are published so. Dropped and
-//! counted: crowds, boxes without size, annotations of images or categories that are not listed. Counted: one id for two annotations. Refused,
+//! counted: crowds, boxes without size, annotations of images or categories that are not listed. Counted and used: annotations with the id of another, for
+//! files that were put together count from 1 twice, and nothing here is found by that id. Counted and unknown: what Python calls `NaN` or `Infinity`. Refused,
 //! with line and column: what is no JSON, values of other types, a box that is not four numbers, one id for two images or two categories. What is
 //! nested deeper than a COCO file has reason to be is refused by the JSON reader. A file of images alone is one of images to be looked at.
 
-use std::collections::HashMap;
+use std::cell::Cell;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
-use std::io::{BufReader, Read};
+use std::io::Read;
 use std::sync::Arc;
 
 use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-use super::file::{CocoBox, CocoFile, CocoImage, Counts};
+use super::file::{CocoBox, CocoFile, CocoImage, Counts, EXAMPLES};
 use super::id::Id;
-use super::scalar::{Pairs, Scalar};
+use super::scalar::{Flag, Number, Pairs, Scalar};
 use super::segmentation::Segmentation;
+use super::tolerant::tolerant;
 use crate::data::frame::Size;
 use crate::data::meta::{MOMENT, MetaBuilder};
 
 /// Longest path that a file may give an image, bytes.
 const LONGEST: usize = 4096;
-/// How many of what is left out are named.
-const EXAMPLES: usize = 10;
 
 /// What is wrong with a file, and at which line and column, counted from 1.
 #[derive(Debug)]
@@ -35,10 +36,15 @@ pub(super) struct Fault {
 
 /// Reads a file; an error says where it is wrong.
 pub(super) fn parse(reader: impl Read) -> Result<CocoFile, Fault> {
-    let mut raw = Raw::default();
-    let mut deserializer = serde_json::Deserializer::from_reader(BufReader::with_capacity(1 << 20, reader));
+    let (mut raw, replaced) = (Raw::default(), Cell::new(0));
+    let mut deserializer = serde_json::Deserializer::from_reader(tolerant(reader, &replaced));
     let root = Root(&mut raw).deserialize(&mut deserializer).and_then(|()| deserializer.end());
-    root.map_err(|e| Fault { reason: e.to_string(), place: Some((e.line(), e.column())).filter(|place| place.0 > 0) })?;
+    root.map_err(|e| {
+        // It is told as it stands in the file.
+        let reason = e.to_string().replace("string \"\"", "NaN, Infinity or an empty text");
+        Fault { reason, place: Some((e.line(), e.column())).filter(|place| place.0 > 0) }
+    })?;
+    raw.file.counts.not_numbers = replaced.get();
     raw.finish().map_err(|reason| Fault { reason, place: None })
 }
 
@@ -65,25 +71,20 @@ struct Raw {
     image_at: HashMap<u32, u32>,
     category_at: HashMap<u32, u32>,
     meta: MetaBuilder,
-    /// Of each annotation that has an id, that number, or a hash of that text.
-    annotation_ids: Vec<u64>,
+    /// Of annotations, to find those of two: numbers, which mostly stand in their order, and hashes of texts.
+    annotation_numbers: Vec<i64>,
+    annotation_texts: HashSet<u64>,
     seen: [bool; 3],
 }
 
 impl Raw {
-    fn example(&mut self, text: impl FnOnce() -> String) {
-        if self.file.counts.examples.len() < EXAMPLES {
-            self.file.counts.examples.push(text());
-        }
-    }
-
     fn image(&mut self, image: RawImage) -> Result<(), String> {
         let id = image.id.ok_or("an image without `id`")?;
         let file = image.file_name.or(image.filename).ok_or_else(|| format!("image {id} without `file_name`"))?;
         if file.is_empty() || file.len() > LONGEST || file.contains('\0') {
             return Err(format!("image {id}: its file name is empty, longer than {LONGEST} bytes, or no name"));
         }
-        let side = |v: Option<f64>| v.filter(|v| (0.0..=1e9).contains(v)).map_or(0, |v| v.round() as u32);
+        let side = |Number(v): Number| v.filter(|v| (0.0..=1e9).contains(v)).map_or(0, |v| v.round() as u32);
         let size = Size { width: side(image.width), height: side(image.height) };
         let index = u32::try_from(self.file.images.len()).map_err(|_| "more than 4 billion images")?;
         match self.image_at.entry(self.image_ids.slot(id.clone())) {
@@ -99,7 +100,9 @@ impl Raw {
                 if *first != file {
                     return Err(format!("image id {id} is given to {first} and to {file}"));
                 }
-                self.file.counts.repeated_images += 1;
+                let counts = &mut self.file.counts;
+                counts.repeated_images += 1;
+                counts.example(counts.repeated_images, || format!("image id {id} is listed again"));
             }
         }
         Ok(())
@@ -121,12 +124,21 @@ impl Raw {
         let who = || id.as_ref().map_or_else(|| "an annotation without id".into(), |id| format!("annotation {id}"));
         let image = image_id.ok_or_else(|| format!("{} has no `image_id`", who()))?;
         let of = || format!("{} of image {image}", who());
-        self.annotation_ids.extend(id.as_ref().map(|id| match id {
-            Id::Number(n) => *n as u64,
-            Id::Text(text) => BuildHasherDefault::<DefaultHasher>::default().hash_one(text),
-        }));
+        let counts = &mut self.file.counts;
+        let again = match &id {
+            Some(Id::Number(number)) => {
+                self.annotation_numbers.push(*number);
+                false
+            }
+            Some(Id::Text(text)) => !self.annotation_texts.insert(BuildHasherDefault::<DefaultHasher>::default().hash_one(text)),
+            None => false,
+        };
+        if again {
+            counts.repeated_annotations += 1;
+            counts.example(counts.repeated_annotations, || format!("{} has the id of another before it", of()));
+        }
         if iscrowd.0 {
-            self.file.counts.crowd += 1;
+            counts.crowd += 1;
             return Ok(());
         }
         let masked = segmentation.as_ref().is_some_and(|s| s.mask);
@@ -136,22 +148,22 @@ impl Raw {
             None | Some((0, _)) => match hull {
                 Some(hull) => hull,
                 None => {
-                    self.file.counts.boxless += 1;
-                    let text = of();
-                    self.example(|| format!("{text} has no box{}", if masked { ", only a mask" } else { "" }));
+                    counts.boxless += 1;
+                    counts.example(counts.boxless, || format!("{} has no box{}", of(), if masked { ", only a mask" } else { "" }));
                     return Ok(());
                 }
             },
             Some((n, _)) => return Err(format!("{}: `bbox` has {n} numbers, not 4", of())),
         };
-        self.file.counts.masks += u64::from(masked);
+        counts.masks += u64::from(masked);
         let xywh = xywh.map(|v| v as f32);
         if !xywh.iter().all(|v| v.is_finite()) {
             return Err(format!("{}: `bbox` is beyond all bounds", of()));
         }
         let category = category_id.ok_or_else(|| format!("{} has no `category_id`", of()))?;
         if xywh[2] <= 0.0 || xywh[3] <= 0.0 {
-            self.file.counts.zero_size += 1;
+            counts.zero_size += 1;
+            counts.example(counts.zero_size, || format!("{} has a box of {} x {} pixels", of(), xywh[2], xywh[3]));
             return Ok(());
         }
         if self.file.boxes.len() >= u32::MAX as usize {
@@ -173,8 +185,12 @@ impl Raw {
                 return Err(format!("no `{key}`: not a COCO file"));
             }
         }
-        self.annotation_ids.sort_unstable();
-        self.file.counts.repeated_annotations = self.annotation_ids.windows(2).filter(|pair| pair[0] == pair[1]).count() as u64;
+        self.annotation_numbers.sort_unstable();
+        let counts = &mut self.file.counts;
+        for same in self.annotation_numbers.chunk_by(|a, b| a == b).filter(|same| same.len() > 1) {
+            counts.example(counts.repeated_annotations + 1, || format!("annotation id {} is given to {} annotations", same[0], same.len()));
+            counts.repeated_annotations += same.len() as u64 - 1;
+        }
         self.file.meta = Arc::new(std::mem::take(&mut self.meta).finish());
         let mut boxes = std::mem::take(&mut self.file.boxes);
         let (mut lost_images, mut lost_categories) = (HashMap::new(), HashMap::new());
@@ -209,37 +225,49 @@ fn name_lost(counts: &mut Counts, what: &str, lost: &HashMap<u32, u64>, known: &
     }
     let mut ids: Vec<(&Id, u64)> = known.slots.iter().filter_map(|(id, slot)| Some((id, *lost.get(slot)?))).collect();
     ids.sort_unstable();
-    for (id, n) in ids.into_iter().take(EXAMPLES.saturating_sub(counts.examples.len())) {
+    for (id, n) in ids.into_iter().take(EXAMPLES) {
         counts.examples.push(format!("{what} id {id} is not listed and has {n} annotations"));
     }
 }
 
 #[derive(Deserialize)]
 struct RawImage {
+    #[serde(default, deserialize_with = "given")]
     id: Option<Id>,
     file_name: Option<String>,
     filename: Option<String>,
-    width: Option<f64>,
-    height: Option<f64>,
+    #[serde(default)]
+    width: Number,
+    #[serde(default)]
+    height: Number,
     date_captured: Option<Scalar>,
     meta: Option<Pairs>,
 }
 
 #[derive(Deserialize)]
 struct RawCategory {
+    #[serde(default, deserialize_with = "given")]
     id: Option<Id>,
     name: Option<Id>,
 }
 
 #[derive(Deserialize)]
 struct RawAnnotation {
+    #[serde(default, deserialize_with = "given")]
     id: Option<Id>,
+    #[serde(default, deserialize_with = "given")]
     image_id: Option<Id>,
+    #[serde(default, deserialize_with = "given")]
     category_id: Option<Id>,
     bbox: Option<Numbers>,
     segmentation: Option<Segmentation>,
     #[serde(default)]
     iscrowd: Flag,
+}
+
+/// An id, unless it is an empty text, as what is no number has become by now.
+fn given<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Id>, D::Error> {
+    Ok(Option::<Id>::deserialize(deserializer)?.filter(|id| !id.is_empty()))
 }
 
 /// The first four numbers of a list, and how many there are.
@@ -271,44 +299,6 @@ impl<'de> Deserialize<'de> for Numbers {
             }
         }
         deserializer.deserialize_seq(Four)
-    }
-}
-
-/// 0, 1, true, false or null.
-#[derive(Default)]
-struct Flag(bool);
-
-impl<'de> Deserialize<'de> for Flag {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Any;
-        impl Visitor<'_> for Any {
-            type Value = Flag;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("0 or 1")
-            }
-
-            fn visit_bool<E: Error>(self, value: bool) -> Result<Flag, E> {
-                Ok(Flag(value))
-            }
-
-            fn visit_u64<E: Error>(self, value: u64) -> Result<Flag, E> {
-                Ok(Flag(value != 0))
-            }
-
-            fn visit_i64<E: Error>(self, value: i64) -> Result<Flag, E> {
-                Ok(Flag(value != 0))
-            }
-
-            fn visit_f64<E: Error>(self, value: f64) -> Result<Flag, E> {
-                Ok(Flag(value != 0.0))
-            }
-
-            fn visit_unit<E: Error>(self) -> Result<Flag, E> {
-                Ok(Flag(false))
-            }
-        }
-        deserializer.deserialize_any(Any)
     }
 }
 

@@ -1,8 +1,9 @@
-//! Values of `meta`, which may be anything: numbers, texts and truth values become texts, the rest is passed over.
+//! Values that tools write in more than one way. Those of `meta` may be anything: numbers, texts and truth values become texts, the rest is passed over.
+//! Numbers may stand in texts, for tables are read as texts.
 
 use std::fmt;
 
-use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Unexpected, Visitor};
 
 /// A number, a text or a truth value as a text; none of anything else.
 #[derive(Default)]
@@ -82,6 +83,22 @@ impl<'de> Deserialize<'de> for Pairs {
                 Ok(Pairs::default())
             }
 
+            fn visit_bool<E: Error>(self, _: bool) -> Result<Pairs, E> {
+                Ok(Pairs::default())
+            }
+
+            fn visit_i64<E: Error>(self, _: i64) -> Result<Pairs, E> {
+                Ok(Pairs::default())
+            }
+
+            fn visit_u64<E: Error>(self, _: u64) -> Result<Pairs, E> {
+                Ok(Pairs::default())
+            }
+
+            fn visit_f64<E: Error>(self, _: f64) -> Result<Pairs, E> {
+                Ok(Pairs::default())
+            }
+
             fn visit_str<E: Error>(self, _: &str) -> Result<Pairs, E> {
                 Ok(Pairs::default())
             }
@@ -89,6 +106,96 @@ impl<'de> Deserialize<'de> for Pairs {
             fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Pairs, A::Error> {
                 while seq.next_element::<IgnoredAny>()?.is_some() {}
                 Ok(Pairs::default())
+            }
+        }
+        deserializer.deserialize_any(Any)
+    }
+}
+
+/// A number; none of null, of an empty text, and of what is not finite.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Number(pub(super) Option<f64>);
+
+impl<'de> Deserialize<'de> for Number {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Any;
+        impl Visitor<'_> for Any {
+            type Value = Number;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a number")
+            }
+
+            fn visit_i64<E: Error>(self, value: i64) -> Result<Number, E> {
+                Ok(Number(Some(value as f64)))
+            }
+
+            fn visit_u64<E: Error>(self, value: u64) -> Result<Number, E> {
+                Ok(Number(Some(value as f64)))
+            }
+
+            fn visit_f64<E: Error>(self, value: f64) -> Result<Number, E> {
+                Ok(Number(Some(value)))
+            }
+
+            fn visit_str<E: Error>(self, value: &str) -> Result<Number, E> {
+                match value.trim() {
+                    "" => Ok(Number(None)),
+                    text => match text.parse::<f64>() {
+                        Ok(number) => Ok(Number(Some(number).filter(|n| n.is_finite()))),
+                        Err(_) => Err(E::invalid_value(Unexpected::Str(value), &self)),
+                    },
+                }
+            }
+
+            fn visit_unit<E: Error>(self) -> Result<Number, E> {
+                Ok(Number(None))
+            }
+        }
+        deserializer.deserialize_any(Any)
+    }
+}
+
+/// 0, 1, true or false, also as texts; false where there is nothing.
+#[derive(Default)]
+pub(super) struct Flag(pub(super) bool);
+
+impl<'de> Deserialize<'de> for Flag {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Any;
+        impl Visitor<'_> for Any {
+            type Value = Flag;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("0 or 1")
+            }
+
+            fn visit_bool<E: Error>(self, value: bool) -> Result<Flag, E> {
+                Ok(Flag(value))
+            }
+
+            fn visit_u64<E: Error>(self, value: u64) -> Result<Flag, E> {
+                Ok(Flag(value != 0))
+            }
+
+            fn visit_i64<E: Error>(self, value: i64) -> Result<Flag, E> {
+                Ok(Flag(value != 0))
+            }
+
+            fn visit_f64<E: Error>(self, value: f64) -> Result<Flag, E> {
+                Ok(Flag(value != 0.0))
+            }
+
+            fn visit_str<E: Error>(self, value: &str) -> Result<Flag, E> {
+                match value.trim().to_ascii_lowercase().as_str() {
+                    "" | "0" | "false" => Ok(Flag(false)),
+                    "1" | "true" => Ok(Flag(true)),
+                    _ => Err(E::invalid_value(Unexpected::Str(value), &self)),
+                }
+            }
+
+            fn visit_unit<E: Error>(self) -> Result<Flag, E> {
+                Ok(Flag(false))
             }
         }
         deserializer.deserialize_any(Any)

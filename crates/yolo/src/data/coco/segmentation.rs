@@ -4,6 +4,7 @@ use std::fmt;
 
 use serde::de::{Deserialize, DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
+use super::scalar::Number;
 use crate::data::outline::{BREAK, Outline};
 
 /// Polygons, or a mask.
@@ -94,8 +95,8 @@ impl<'de> Visitor<'de> for Ring<'_> {
         if before > 0 {
             points.push(BREAK);
         }
-        while let (Some(x), Some(y)) = (seq.next_element::<f64>()?, seq.next_element::<f64>()?) {
-            points.push([x as f32, y as f32]);
+        while let (Some(x), Some(y)) = (seq.next_element::<Number>()?, seq.next_element::<Number>()?) {
+            points.push([x, y].map(|Number(v)| v.map_or(f32::NAN, |v| v as f32)));
         }
         // Less than a triangle covers nothing; what is no number of 32 bits is no pixel.
         let ring = &points[(before + usize::from(before > 0)).min(points.len())..];

@@ -227,6 +227,46 @@ fn names_bind_categories_and_foreign_ones_are_counted() {
 }
 
 #[test]
+fn a_category_in_another_case_is_the_class_unless_there_are_two() {
+    let tree = Tree::new();
+    tree.coco("images", "all.json", "", 1);
+    let open = |names: &str| {
+        tree.write("data.yaml", format!("train: all.json\nnames: [{names}]\n"));
+        let config = DataConfig::load_with(&tree.root().join("data.yaml"), &[], None).unwrap();
+        scan(&config, Split::Train, &ScanOptions { cache_dir: None, ..ScanOptions::default() }, &|_, _| {})
+    };
+    let found = open("bird, Dog").unwrap();
+    assert!(!found.all_labels().is_empty() && found.all_labels().iter().all(|l| l.class == 1));
+    assert_eq!(found.notes[1], "all.json: category dog is taken for class Dog");
+    let found = open("Dog, dog").unwrap();
+    assert!(found.all_labels().iter().all(|l| l.class == 1) && !found.notes.iter().any(|note| note.contains("taken for")));
+    assert!(open("Dog, DOG").unwrap_err().to_string().contains("none of its categories (cat, dog)"));
+}
+
+/// The cache of a hub has files under their hashes, and links by their names.
+#[test]
+#[cfg(unix)]
+fn a_download_of_links_is_called_by_its_names() {
+    let tree = Tree::new();
+    let blobs = tree.0.path().join("blobs");
+    std::fs::create_dir(&blobs).unwrap();
+    for (name, hash, frame) in [("Train.json", "3fa9", "c1/a.jpg"), ("Valid.json", "77c0", "c2/a.jpg")] {
+        ltdv2(&tree, "frames/", &format!("data/{name}"), &[frame], true);
+        let link = tree.root().join("data").join(name);
+        std::fs::rename(&link, blobs.join(hash)).unwrap();
+        std::os::unix::fs::symlink(Path::new("../../blobs").join(hash), link).unwrap();
+    }
+    let refused = DataConfig::load_with(&tree.root(), &[], None).unwrap_err().to_string();
+    assert!(refused.contains(&format!("--allow-outside {}", blobs.canonicalize().unwrap().display())), "{refused}");
+    let config = DataConfig::load_with(&tree.root(), &[blobs.clone()], None).unwrap();
+    let found = scan(&config, Split::Train, &ScanOptions { cache_dir: None, ..ScanOptions::default() }, &|_, _| {}).unwrap();
+    assert!(found.len() == 1 && found.notes[0].starts_with("Train.json: classes"), "{:?}", found.notes);
+    std::fs::write(blobs.join("3fa9"), "{").unwrap();
+    let refused = DataConfig::load_with(&tree.root(), &[blobs], None).unwrap_err().to_string();
+    assert!(refused.contains("data/Train.json: EOF") && !refused.contains("3fa9"), "{refused}");
+}
+
+#[test]
 fn boxes_are_taken_in_pixels_of_the_decoded_image() {
     let tree = Tree::new();
     tree.write("images/a.jpg", jpeg(100, 50));
@@ -243,6 +283,8 @@ fn boxes_are_taken_in_pixels_of_the_decoded_image() {
     let boxes: Vec<[f32; 4]> = found.all_labels().iter().map(|l| l.xywh.map(|v| (v * 1e4).round() / 1e4)).collect();
     assert_eq!(boxes, [[0.5, 0.5, 0.5, 1.0], [0.95, 0.2, 0.1, 0.4], [0.9975, 0.1, 0.005, 0.2]]);
     assert_eq!((found.duplicates, found.zero_size), (1, 1));
+    let named = |part: &str| found.notes.iter().any(|note| note.contains(part));
+    assert!(named("clipped: b.jpg: bbox [90, -10, 40, 30]") && named("left out: b.jpg: bbox [100, 0, 10, 10]"), "{:?}", found.notes);
     for part in ["1 boxes reached out", "1 boxes lay outside", "1 images have another size"] {
         assert!(found.notes.iter().any(|note| note.starts_with(part)), "{part}: {:?}", found.notes);
     }

@@ -34,6 +34,7 @@ fn any_order_and_every_dialect() {
         c.examples,
         [
             "an annotation without id of image 1 has no box",
+            "an annotation without id of image 1 has a box of 0 x 5 pixels",
             "image id 2 is not listed and has 1 annotations",
             "category id 70 is not listed and has 1 annotations"
         ]
@@ -119,11 +120,62 @@ fn an_id_of_two_annotations_is_counted_and_an_unused_background_is_no_class() {
     };
     let file = read(&[box_(7, 1), box_(9, 1), box_(7, 1), box_(7, 1)]);
     assert_eq!((file.counts.repeated_annotations, file.boxes.len(), file.names()), (2, 4, vec!["person".to_string()]));
+    assert_eq!(file.counts.examples, ["annotation id 7 is given to 3 annotations"]);
+    let many: Vec<String> = (0..40).map(|i| box_(i / 2, 1)).collect();
+    let file_of_many = read(&many);
+    assert_eq!((file_of_many.counts.repeated_annotations, file_of_many.counts.examples.len()), (20, 10), "the first few are named");
     let text = |id: &str| format!(r#"{{"id":"{id}","image_id":1,"category_id":1,"bbox":[1,1,1,1]}}"#);
-    assert_eq!(
-        read(&[text("a"), text("b"), text("a"), text("7"), box_(7, 1)]).counts.repeated_annotations,
-        2,
-        "texts too, and a number is its text"
-    );
+    let counts = read(&[text("a"), text("b"), text("a"), text("7"), box_(7, 1)]).counts;
+    assert_eq!(counts.repeated_annotations, 2, "texts too, and a number is its text");
+    assert_eq!(counts.examples, ["annotation a of image 1 has the id of another before it", "annotation id 7 is given to 2 annotations"]);
     assert_eq!(read(&[box_(1, 0)]).names(), ["Background", "person"]);
+}
+
+#[test]
+fn what_python_writes_for_no_number_is_unknown_wherever_reads_end() {
+    let text = r#"{"info":{"version":NaN},"images":[{"id":1,"file_name":"NaN \"Infinity.jpg","width":NaN,"height":Infinity,"date_captured":NaN,
+        "meta":{"Temperature":NaN,"Humidity":-Infinity,"n":3,"NaN":"NaN"}},{"id":2,"file_name":"b","meta":NaN}],"categories":[{"id":1,"name":"a"}],
+        "annotations":[{"id":NaN,"image_id":1,"category_id":1,"bbox":[1,2,3,4],"area":NaN,"iscrowd":NaN},
+        {"id":NaN,"image_id":1,"category_id":1,"bbox":[-1,2,3,4],"segmentation":[[1,2,NaN,4,5,6],[1,1,2,2,1,2]]}]}"#;
+    for cut in 0..text.len() {
+        let (first, second) = text.as_bytes().split_at(cut);
+        let file = parse(first.chain(second)).unwrap();
+        assert_eq!((file.counts.not_numbers, file.counts.repeated_annotations, file.boxes.len()), (12, 0, 2), "{cut}");
+        assert_eq!((file.images[0].file.as_str(), file.images[0].size), ("NaN \"Infinity.jpg", Size { width: 0, height: 0 }));
+        assert_eq!((file.boxes[1].xywh[0], file.outline(&file.boxes[1])), (-1.0, &[[1.0, 1.0], [2.0, 2.0], [1.0, 2.0]][..]));
+        let of_first = ["date_captured", "Temperature", "Humidity", "n", "NaN"].map(|key| file.meta.get(0, key));
+        assert_eq!(of_first, [None, None, None, Some("3"), Some("NaN")]);
+    }
+    // Where something has to stand it is refused as that.
+    let with = |annotation: &str| read(&format!("{{{HEAD},\"annotations\":[{annotation}]}}")).unwrap_err();
+    for word in ["NaN", "Infinity", "-Infinity"] {
+        let error = with(&format!(r#"{{"image_id":1,"category_id":3,"bbox":[1,{word},1,1]}}"#));
+        assert!(error.contains("element 0: invalid type: NaN, Infinity or an empty text, expected f64"), "{error}");
+    }
+    assert!(with(r#"{"image_id":1,"category_id":3,"bbox":NaN}"#).contains("NaN, Infinity or an empty text, expected a box"));
+    assert!(with(r#"{"id":4,"image_id":NaN}"#).contains("annotation 4 has no `image_id`"));
+    assert!(with(r#"{"id":4,"image_id":1,"category_id":3,"bbox":[1,Nan,1,1]}"#).contains("expected value"));
+}
+
+#[test]
+fn tables_that_became_json_are_read_and_nonsense_in_them_is_refused() {
+    let file = |image: &str, annotation: &str| {
+        let note = format!(r#"{{"image_id":1,"category_id":1,"bbox":[1,2,3,4]{annotation}}}"#);
+        read(&format!(r#"{{"images":[{{"id":1,"file_name":"a"{image}}}],"categories":[{{"id":1,"name":"c"}}],"annotations":[{note}]}}"#))
+    };
+    for meta in ["5", "-5", "0.5", "true", "\"x\"", "[1]", "null"] {
+        assert_eq!(file(&format!(",\"meta\":{meta}"), "").unwrap().boxes.len(), 1, "{meta}");
+    }
+    for (text, width) in [("\"96\"", 96), ("\" 96.0 \"", 96), ("96", 96), ("\"\"", 0), ("\"nan\"", 0), ("null", 0)] {
+        assert_eq!(file(&format!(",\"width\":{text}"), "").unwrap().images[0].size.width, width, "{text}");
+    }
+    for (text, boxes) in [("\"0\"", 1), ("\"1\"", 0), ("\"False\"", 1), ("\"true\"", 0), ("\"\"", 1), ("1", 0), ("false", 1)] {
+        assert_eq!(file("", &format!(",\"iscrowd\":{text}")).unwrap().boxes.len(), boxes, "{text}");
+    }
+    for (image, annotation) in
+        [(",\"width\":\"wide\"", ""), (",\"width\":[96]", ""), (",\"width\":true", ""), ("", ",\"iscrowd\":\"maybe\"")]
+    {
+        let error = file(image, annotation).unwrap_err();
+        assert!(error.contains("element 0: invalid") && error.contains("at line 1 column "), "{error}");
+    }
 }

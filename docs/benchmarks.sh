@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Reproduces the tables of docs/benchmarks.md: all sections, or those that are named.
 #
-#   docs/benchmarks.sh [step] [onnx] [lora] [bf16] [threads] [epoch] [layers] [memory] [launches] [roofline] [plan] [sample] [data]
+#   docs/benchmarks.sh [step] [onnx] [lora] [bf16] [threads] [epoch] [layers] [packing] [memory] [launches] [roofline] [plan] [sample] [data]
 #
 # Nothing is installed or downloaded. Ours is built first; a peer comes from a variable, and its part is skipped with a line without it:
 #
@@ -58,11 +58,16 @@ lora() {
     "OMP_NUM_THREADS=$threads $PEFT_PYTHON $peers/lora_step.py --dtype f32 $shape"
 }
 
-# The peer's detector has no bf16 in its timer and stands here in f32. PEFT takes minutes a step where the processor has no products of bf16.
+# The peer's detector under autocast (docs/yolo_autocast.py), and in f32, which is faster where the processor has no products of bf16. There PEFT
+# takes minutes a step.
 bf16() {
   if needs TORCH_PYTHON; then
-    compare "$bin/yolo-train benchmark --batch 4 --threads $threads --precision bf16 --json" \
-      "$TORCH_PYTHON $peers/yolo_step.py --batch 4 --threads $threads"
+    local peer
+    for peer in "docs/yolo_autocast.py $peers/yolo_step.py" "$peers/yolo_step.py"; do
+      echo "beside $peer"
+      compare "$bin/yolo-train benchmark --batch 4 --threads $threads --precision bf16 --json" \
+        "$TORCH_PYTHON $peer --batch 4 --threads $threads"
+    done
   fi
   needs PEFT_PYTHON || return 0
   compare "$bin/llm-finetune benchmark $shape --threads $threads --precision bf16 --json" \
@@ -107,6 +112,12 @@ layers() {
   fi
 }
 
+# What packing a frozen weight costs of the products of a LoRA step, and what a weight that is packed once would save (decision 13).
+packing() {
+  RAYON_NUM_THREADS=$threads cargo test --release --workspace --lib -- --ignored --nocapture packing_figures 2>&1 \
+    | sed -n 's/^.*> //p'
+}
+
 # BELLOWS_CUBE_DIRECT adds Burn's own convolutions, the base of the percentages.
 memory() {
   needs BELLOWS_SWIFTSHADER || return 0
@@ -145,10 +156,10 @@ data() {
   BELLOWS_HIT_UAV=$(realpath "$DATA") cargo test --release --workspace --test hit_uav -- --nocapture 2>&1 | grep -E '^(scan|from)'
 }
 
-[ $# -gt 0 ] || set -- step onnx lora bf16 threads epoch layers memory launches roofline plan sample data
+[ $# -gt 0 ] || set -- step onnx lora bf16 threads epoch layers packing memory launches roofline plan sample data
 for section in "$@"; do
   case $section in
-    step | onnx | lora | bf16 | threads | epoch | layers | memory | launches | roofline | plan | sample | data) ;;
+    step | onnx | lora | bf16 | threads | epoch | layers | packing | memory | launches | roofline | plan | sample | data) ;;
     *) echo "$0: no section is called $section" >&2; exit 2 ;;
   esac
 done

@@ -3,7 +3,8 @@
 
     python3 docs/compare.py --rounds 5 'target/release/yolo-train benchmark --batch 4 --json' 'python yolo_step.py --batch 4'
 
-The first command is ours, the second the peer; the ratio is ours / peer, with the range of both over the rounds.
+The first command is ours, the second the peer; the ratio is ours / peer, with the range of both over the rounds. What only ours tells (what a step is held
+against: flop, gflops, peak_gflops, idle_share) stands alone.
 """
 import argparse
 import json
@@ -29,7 +30,7 @@ for number in range(args.rounds):
 
 print(f"\n| | ours | peer | ours / peer |\n| --- | --- | --- | --- |")
 for key, ours in seen[0].items():
-    if key in seen[1]:
-        sides = [ours, seen[1][key]]
-        cells = [f"{statistics.median(s):.4g} ({min(s):.4g}-{max(s):.4g})" for s in sides]
-        print(f"| {key} | {cells[0]} | {cells[1]} | {statistics.median(sides[0]) / statistics.median(sides[1]):.3g} |")
+    sides = [side for side in (ours, seen[1].get(key)) if side]
+    cells = [f"{statistics.median(s):.4g} ({min(s):.4g}-{max(s):.4g})" for s in sides]
+    ratio = f"{statistics.median(sides[0]) / statistics.median(sides[1]):.3g}" if len(sides) == 2 else ""
+    print(f"| {key} | {cells[0]} | {cells[1] if len(sides) == 2 else ''} | {ratio} |")

@@ -3,7 +3,7 @@
 
 mod support;
 
-use support::{expect_code, expect_peak, llm_finetune, tiny_data, yolo_train};
+use support::{expect_bounds, expect_code, expect_peak, llm_finetune, tiny_data, yolo_train};
 
 #[test]
 fn help_is_grouped_and_complete() {
@@ -103,6 +103,7 @@ fn benchmark_prints_the_keys_of_other_timers() {
         assert!(report[key].as_f64().is_some_and(|v| v > 0.0), "{key} in {out}");
     }
     expect_peak(&report["peak_gb"]);
+    expect_bounds(&report);
     assert_eq!((&report["peer"], &report["threads"], &report["batch"]), (&"bellows".into(), &1.into(), &2.into()));
     assert!(report["precision"] == "f32" && report["level"].is_string() && report["processor"].is_string(), "{out}");
     assert_eq!((&report["imgsz"], &report["conv"], &report["conv_reason"]), (&64.into(), &"implicit".into(), &serde_json::Value::Null));
@@ -116,6 +117,8 @@ fn benchmark_prints_the_keys_of_other_timers() {
         "tiles of ",
         "strips of ",
         "convolutions: auto\n",
+        " GFLOP a step, ",
+        " that the micro-kernel reaches\n",
         "of peak",
         "Burn fwd",
         "all but the first dx",

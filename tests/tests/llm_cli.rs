@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::{Value, json};
-use support::{expect_code, expect_peak, llm_finetune, tiny_chats};
+use support::{expect_bounds, expect_code, expect_peak, llm_finetune, tiny_chats};
 
 #[test]
 fn the_tiny_preset_makes_every_file() {
@@ -203,13 +203,16 @@ fn benchmark_prints_the_keys_of_other_timers() {
     let dir = tempfile::tempdir().unwrap();
     let args = ["benchmark", "--size", "tiny", "--seq", "16", "--rank", "4", "--steps", "1", "--threads", "1"];
     let (text, _) = expect_code(&mut llm_finetune(dir.path(), &[&args[..], &["--targets", "all-linear"]].concat()), 0);
-    assert!(text.contains("precision: f32 by ") && text.contains("tiles of "), "{text}");
+    for words in ["precision: f32 by ", "tiles of ", " GFLOP a step, ", " that the micro-kernel reaches\n"] {
+        assert!(text.contains(words), "no {words:?} in\n{text}");
+    }
     let (out, _) = expect_code(&mut llm_finetune(dir.path(), &[&args[..], &["--json"]].concat()), 0);
     let report: Value = serde_json::from_str(&out).unwrap();
     for key in ["forward_s", "backward_s", "update_s", "step_s", "tokens_per_s"] {
         assert!(report[key].as_f64().is_some_and(|v| v > 0.0), "{key} in {out}");
     }
     expect_peak(&report["peak_gb"]);
+    expect_bounds(&report);
     let said = ["peer", "size", "dtype", "batch", "seq", "rank", "targets", "checkpointing", "threads"].map(|key| report[key].clone());
     let expected = json!(["bellows", "tiny", "f32", 1, 16, 4, "q_proj,k_proj,v_proj,o_proj", false, 1]);
     assert_eq!(json!(said), expected, "{out}");

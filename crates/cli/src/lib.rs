@@ -4,6 +4,7 @@
 //! This is the part that prints, so only binaries depend on it. What a program can do, and which settings it has, it knows itself.
 
 mod background;
+mod bounds;
 mod console;
 mod device;
 mod failure;
@@ -29,6 +30,7 @@ use std::process::ExitCode;
 use bellows_device::{PROBE_SUBCOMMAND, probe_child_main};
 
 pub use bellows_exit::Exit;
+pub use bounds::say_bounds;
 pub use console::{Bar, Foot, columns, fit, memory, note, rate, say};
 pub use device::{device_of_rank, examine, join_pool, pick_device};
 pub use failure::{Context, Failure, Usage};

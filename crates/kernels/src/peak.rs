@@ -10,10 +10,9 @@ use crate::cpu::simd::{Group, Offsets, Simd, Starts, Task, Tile, To, level, run}
 use crate::policy::Precision;
 use crate::products::{Operand, Stored, Term, multiply};
 
-/// Length of the sums: the left-hand panel of any instruction set has at most 16 KiB.
+/// Cells of the sums, over the panels that are multiplied together: the left-hand side of any instruction set has at most 32 KiB.
 const DEPTH: usize = 512;
 const TILES: usize = 500;
-const BURSTS: usize = 100;
 
 /// The seconds that the fastest of some rounds takes.
 fn fastest(rounds: usize, mut round: impl FnMut()) -> f64 {
@@ -25,12 +24,13 @@ fn fastest(rounds: usize, mut round: impl FnMut()) -> f64 {
     times.fold(f64::INFINITY, f64::min)
 }
 
-/// Multiplications and additions in f32 a second, each counted, with all threads of the pool: the best of some short bursts.
-pub fn processor_peak() -> f64 {
-    let level = level();
+/// Multiplications and additions in this precision a second, each counted (in two parts once), with all threads of the pool: the best of some short bursts.
+pub fn processor_peak(precision: Precision) -> f64 {
+    let level = level().of(precision);
     let form = level.form();
-    let flops = 2 * DEPTH * form.mr * form.nr * TILES * rayon::current_num_threads();
-    flops as f64 / fastest(BURSTS, || _ = rayon::broadcast(|_| run(level, Tiles)))
+    let terms = if precision == Precision::Bf16x2 { 1 } else { form.terms };
+    let flops = 2 * DEPTH * terms * form.mr * form.nr * TILES * rayon::current_num_threads();
+    flops as f64 / fastest(100, || _ = rayon::broadcast(|_| run(level, Tiles(TILES))))
 }
 
 /// The same of whole products as a language model's layers have them, packing and memory included: 512 rows with a weight of 4096 x 1024, the best
@@ -39,7 +39,6 @@ pub fn product_rate(precision: Precision) -> f64 {
     const ROWS: usize = 512;
     const OUT: usize = 4096;
     const DEEP: usize = 1024;
-    const ROUNDS: usize = 5;
     let (x, mut y) = (vec![0.5; ROWS * DEEP], vec![0.0; ROWS * OUT]);
     let (wide, narrow) = match precision {
         Precision::Bf16 | Precision::Bf16x2 => (Vec::new(), vec![bf16::from_f32(0.5); OUT * DEEP]),
@@ -47,7 +46,7 @@ pub fn product_rate(precision: Precision) -> f64 {
     };
     let weight = if narrow.is_empty() { Stored::F32(&wide) } else { Stored::Bf16(&narrow) };
     let term = Term::new(Operand::lines(Stored::F32(&x), DEEP), Operand::lines(weight, DEEP), DEEP, precision);
-    (2 * ROWS * OUT * DEEP) as f64 / fastest(ROUNDS, || multiply(&[term], OUT, None, &mut y))
+    (2 * ROWS * OUT * DEEP) as f64 / fastest(5, || multiply(&[term], OUT, None, &mut y))
 }
 
 /// Whether [`Lowering::Bf16`](crate::Lowering::Bf16) is anything but f32 on this processor.
@@ -76,22 +75,31 @@ pub fn processor_choices() -> String {
     )
 }
 
-struct Tiles;
+struct Tiles(usize);
 
 impl Task for Tiles {
-    type Out = ();
+    type Out = f32;
 
     #[inline(always)]
-    fn run<S: Simd>(self, simd: S) {
-        let (rows, cols) = (S::MR, S::NR);
-        let (a, b, mut c) = (vec![0.5; DEPTH * rows], vec![0.5; cols], vec![0.0; rows * cols]);
+    fn run<S: Simd>(self, simd: S) -> f32 {
+        let (rows, cols, depth, group) = (S::PANEL, S::NR, DEPTH / S::TOGETHER, Group { size: S::GROUP, apart: 0 });
+        let (a, b, mut c) = (vec![0.5; depth * rows], vec![0.5; cols], vec![0.0; rows * cols]);
         // Every row of the right-hand matrix is the same one.
-        let offsets = Offsets::new(vec![0; DEPTH]);
-        let mut unit = simd.tile_unit(Group::ONE);
-        for _ in 0..TILES {
-            let (panel, group, starts, to) = (0, Group::ONE, Starts::Table(&offsets), To::Block(&mut c, cols));
+        let offsets = Offsets::new(vec![0; depth / S::GROUP]);
+        let mut unit = simd.tile_unit(group);
+        for _ in 0..self.0 {
+            let (panel, starts, to) = (S::MR * depth, Starts::Table(&offsets), To::Block(&mut c, cols));
             simd.tile(&mut unit, Tile { a: &a, panel, group, b: &b, starts, c: to, rows, cols, accumulate: false, prefetch: false });
         }
-        std::hint::black_box(&c);
+        std::hint::black_box(&c)[0]
+    }
+}
+
+#[test]
+fn the_peak_is_that_of_whole_sums() {
+    // Halves, or cells whose upper term is a half and whose lower is nothing.
+    for level in crate::cpu::simd::Level::tested() {
+        let form = level.form();
+        assert_eq!(run(level, Tiles(1)), (DEPTH * form.mr / form.panel) as f32 / 4.0, "{level:?}");
     }
 }

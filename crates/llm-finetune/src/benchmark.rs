@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use bellows_cli::{Context, Exit, Failure, Signals, Usage, device_of_rank, join_pool, placed, say, say_launches, scratch};
+use bellows_cli::{Context, Exit, Failure, Signals, Usage, device_of_rank, join_pool, placed, say, say_bounds, say_launches, scratch};
 use bellows_qwen::adapter::Targets;
 use bellows_qwen::bench::{Benchmark, Size};
 use bellows_qwen::checkpointing::Checkpointing;
 use bellows_qwen::memory::Place;
 use bellows_qwen::precision::RunPrecision;
-use bellows_qwen::speed::processor_choices;
+use bellows_qwen::speed::{processor_choices, processor_peak};
 use bellows_qwen::storage::BaseDtype;
 use serde_json::Value;
 
@@ -51,10 +51,12 @@ pub(crate) fn run(args: &BenchmarkArgs, signals: &Signals) -> Result<(), Failure
     let report = what.run(&device.device, &folder, placed(PATIENCE)?)?;
     let precision = what.precision.instead(&device.device).unwrap_or(what.precision.name());
     let level = (!device.is_accelerator()).then_some(report.level);
+    let peak = level.map(|_| processor_peak(what.precision.of_products()) / 1e9);
     if args.json {
         let mut report = serde_json::to_value(&report).context(Exit::Failed, "the report as JSON")?;
         report["precision"] = precision.into();
         report["level"] = level.into();
+        report["peak_gflops"] = peak.into();
         report["processor"] = device.name.as_str().into();
         say(&report.to_string());
         return Ok(());
@@ -67,6 +69,7 @@ pub(crate) fn run(args: &BenchmarkArgs, signals: &Signals) -> Result<(), Failure
     let rows = [("forward", report.forward_s), ("backward", report.backward_s), ("update", report.update_s), ("step", report.step_s)];
     rows.iter().for_each(|(name, seconds)| say(&format!("{name:>10} {:>9.1} ms", seconds * 1e3)));
     say(&format!("{:>10} {:>9.1} tokens/s", "training", report.tokens_per_s));
+    say_bounds(&report.bounds, peak);
     if let Some(gb) = report.peak_gb {
         say(&format!("{:>10} {gb:>9.2} GB peak", "memory"));
     }

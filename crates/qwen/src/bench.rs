@@ -6,7 +6,7 @@ use std::path::Path;
 use bellows_chat::Encoded;
 use bellows_kernels::cube::Counted;
 use bellows_kernels::processor_level;
-use bellows_learner::bench::{Others, StepTimer, median, ranks, run_dir};
+use bellows_learner::bench::{Bounds, Others, StepTimer, median, ranks, run_dir};
 use bellows_learner::memory::peak_memory;
 use bellows_learner::{Decay, Identity, Learner, Limits, Rng, StepTimes};
 use burn::data::dataset::InMemDataset;
@@ -140,6 +140,9 @@ pub struct BenchmarkReport {
     pub layers_rerun: usize,
     /// How the weights were stored.
     pub base_dtype: BaseDtype,
+    /// What the step is held against: the work of its products and of attention (`Footprint::work`).
+    #[serde(flatten)]
+    pub bounds: Bounds,
 }
 
 impl Benchmark {
@@ -148,11 +151,18 @@ impl Benchmark {
     /// # Errors
     /// When the folder cannot be written, or the device fails; a rank that is gone.
     pub fn run(&self, device: &Device, scratch: &Path, others: Others) -> Result<BenchmarkReport, FinetuneError> {
-        let checkpointing = self.settled(device)?;
+        let (checkpointing, work) = self.settled(device)?;
         let rerun = checkpointing.of(self.size.shape().num_hidden_layers);
-        let times = Self { checkpointing, ..self.clone() }.train(device, scratch, self.steps + WARM_UP, others)?.after(WARM_UP);
+        let timer = Self { checkpointing, ..self.clone() }.train(device, scratch, self.steps + WARM_UP, others)?;
+        let (times, threads) = (timer.after(WARM_UP), rayon::current_num_threads());
         let part = |of: fn(&StepTimes) -> f64| median(times.iter().map(of).collect());
         let step_s = part(|t| t.forward + t.backward + t.update);
+        let flop = (self.batch * self.seq) as f64 * work;
+        let bounds = Bounds {
+            flop,
+            gflops: flop / step_s / 1e9,
+            idle_share: timer.idle_share(WARM_UP, threads).filter(|_| Place::of(device) == Place::Processor),
+        };
         Ok(BenchmarkReport {
             peer: "bellows",
             size: self.size.name,
@@ -168,10 +178,11 @@ impl Benchmark {
             step_s,
             tokens_per_s: (self.batch * self.seq) as f64 / step_s,
             peak_gb: peak_memory(),
-            threads: rayon::current_num_threads(),
+            threads,
             level: processor_level(self.precision.of_products()),
             layers_rerun: rerun,
             base_dtype: self.base_dtype,
+            bounds,
         })
     }
 
@@ -208,8 +219,8 @@ impl Benchmark {
         }
     }
 
-    /// Which layers are run again, `auto` as the free memory of the processor allows.
-    fn settled(&self, device: &Device) -> Result<Checkpointing, FinetuneError> {
+    /// Which layers are run again, `auto` as the free memory of the processor allows, and the multiplications and additions a token that makes.
+    fn settled(&self, device: &Device) -> Result<(Checkpointing, f64), FinetuneError> {
         let place = Place::of(device);
         let drawn = if place == Place::Processor && matches!(self.precision, RunPrecision::Bf16 | RunPrecision::Bf16x2) {
             Storage::Half
@@ -220,7 +231,9 @@ impl Benchmark {
         let shape = self.size.shape();
         let mut question = Question { model: &shape, config: self.config(), storage, place, seq: self.seq };
         question.choose(place.room(None))?;
-        Ok(question.config.gradient_checkpointing)
+        let checkpointing = question.config.gradient_checkpointing;
+        let [products, attention] = question.footprint()?.work(self.seq, checkpointing);
+        Ok((checkpointing, products + attention))
     }
 
     /// So many steps on made-up rows.
@@ -319,8 +332,14 @@ mod tests {
             "level",
             "layers_rerun",
             "base_dtype",
+            "flop",
+            "gflops",
+            "idle_share",
         ];
         assert_eq!(json.keys().collect::<Vec<_>>(), keys);
         assert_eq!(json["peer"], "bellows");
+        assert!(json["flop"].as_f64() > Some(0.0) && json["gflops"].as_f64() > Some(0.0));
+        // Other tests work in this process too.
+        assert!(json["idle_share"].as_f64().map_or(!cfg!(unix), |share| (0.0..1.0).contains(&share)));
     }
 }

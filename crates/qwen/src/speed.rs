@@ -1,6 +1,6 @@
 //! The work of a training step, and how long it takes at a given rate.
 
-pub use bellows_kernels::{processor_choices, processor_level, product_rate};
+pub use bellows_kernels::{processor_choices, processor_level, processor_peak, product_rate};
 
 use crate::checkpointing::Checkpointing;
 use crate::memory::Footprint;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use bellows_cli::{Context, Exit, Failure, Signals, Usage, device_of_rank, join_pool, placed, say, say_launches, scratch};
+use bellows_cli::{Context, Exit, Failure, Signals, Usage, device_of_rank, join_pool, placed, say, say_bounds, say_launches, scratch};
 use bellows_device::{Backend, ProbeOptions, Work, select};
 use bellows_kernels::{Lowering, Precision, cube, processor_choices, processor_has_bf16, processor_level, processor_peak};
 use bellows_yolo::bench::LayerTimes;
@@ -37,6 +37,7 @@ pub(crate) fn run(args: &BenchmarkArgs, signals: &Signals) -> Result<(), Failure
     let in_bf16 = device.lowering == Lowering::Bf16 && processor_has_bf16();
     let precision = if in_bf16 { Precision::Bf16 } else { Precision::F32 };
     let level = (device.backend == Backend::Flex.name()).then(|| processor_level(precision));
+    let peak = level.map(|_| processor_peak(precision) / 1e9);
     let precision = if what.half { HALF } else { precision.name() };
     if args.json {
         let mut report = serde_json::to_value(&report).context(Exit::Failed, "the report as JSON")?;
@@ -44,6 +45,7 @@ pub(crate) fn run(args: &BenchmarkArgs, signals: &Signals) -> Result<(), Failure
         report["conv_reason"] = device.lowering_reason.into();
         report["precision"] = precision.into();
         report["level"] = level.into();
+        report["peak_gflops"] = peak.into();
         report["processor"] = device.name.as_str().into();
         say(&report.to_string());
         return Ok(());
@@ -65,24 +67,27 @@ pub(crate) fn run(args: &BenchmarkArgs, signals: &Signals) -> Result<(), Failure
     ));
     say(&format!("{:>10} {:>9.2} images/s", "training", report.train_images_per_s));
     say(&format!("{:>10} {:>9.2} images/s", "inference", report.infer_images_per_s));
+    say_bounds(&report.bounds, peak);
     if let Some(gb) = report.peak_gb {
         say(&format!("{:>10} {gb:>9.2} GB peak", "memory"));
     }
-    let peak = level.map(|_| processor_peak());
     let layers = what.layers(&device.device, device.lowering, device.direct_is_proved()).context(Exit::Failed, "timing the layers")?;
-    table(&layers, what.batch, peak);
+    table(&layers, what.batch, peak.map(|peak| (peak * 1e9, precision)));
     Ok(())
 }
 
 /// One row a shape: milliseconds of the three passes, ours and Burn's own, what that is in operations a second, and the share of the most
-/// there could be: `peak`, or else what the best of the 1x1 convolutions reaches.
-fn table(layers: &[LayerTimes], batch: usize, peak: Option<f64>) {
+/// there could be: `peak`, of a precision, or else what the best of the 1x1 convolutions reaches.
+fn table(layers: &[LayerTimes], batch: usize, peak: Option<(f64, &str)>) {
     let flops = |layer: &LayerTimes| layer.convolution.flops() as f64 * batch as f64;
     let rate = |flops: f64, times: &[f64]| flops * times.len() as f64 / times.iter().sum::<f64>();
     let pointwise = layers.iter().filter(|l| l.convolution.k == 1).map(|l| rate(flops(l), &l.ours));
     let (most, share, source) = match peak {
-        Some(peak) => (peak, "of peak", "the micro-kernel of f32 with its operands in the first-level cache"),
-        None => (pointwise.fold(0.0, f64::max), "of best", "the best 1x1 convolution below; the device's peak is not known"),
+        Some((peak, precision)) => (peak, "of peak", format!("the micro-kernel of {precision} with its operands in the first-level cache")),
+        None => {
+            let best = "the best 1x1 convolution below; the device's peak is not known";
+            (pointwise.fold(0.0, f64::max), "of best", best.to_owned())
+        }
     };
     say(&format!("\n100 % is {:.1} GFLOP/s: {source}", most / 1e9));
     let columns = ["forward", "dx", "dw", "GFLOP/s", share, "Burn fwd", "dx", "dw"].map(|c| format!("{c:>9}")).concat();

@@ -4,12 +4,11 @@ use std::path::PathBuf;
 
 use bellows_cli::{Failure, Signals, Target, flag, flag_values, join_pool, note, option, say, switch, text, yaml_layer};
 use bellows_device::processor;
-use bellows_kernels::processor_peak;
+use bellows_kernels::{Precision, processor_peak};
 use bellows_settings::Layer;
 use bellows_yolo::config::{SETTINGS, TrainConfig};
 use bellows_yolo::fit::Question;
 use bellows_yolo::memory::Plan;
-use bellows_yolo::model::summary::Summary;
 use bellows_yolo::{TrainingData, network};
 use clap::{ArgMatches, Command};
 use serde_json::{Value, json};
@@ -39,7 +38,7 @@ pub(crate) fn run(matches: &ArgMatches, _signals: &Signals) -> Result<(), Failur
     let target = match text(matches, "card") {
         Some(name) => Target::card(&name, OF_PUBLISHED)?,
         None => Target::here(&device(&config, false, false)?, OF_PUBLISHED, || {
-            let peak = processor_peak();
+            let peak = processor_peak(Precision::F32);
             (OF_PEAK * peak, format!("{:.0} % of a peak of {:.0} GFLOP/s measured here", 100.0 * OF_PEAK, peak / 1e9))
         }),
     };
@@ -82,13 +81,6 @@ fn subject(config: &TrainConfig) -> Result<(usize, usize, Option<TrainingData>),
     Ok((data.names.len(), data.channels, Some(data)))
 }
 
-/// Multiplications and additions to train on an image: forward, and both gradients of all convolutions but the first, whose input has none.
-fn work(summary: &Summary) -> f64 {
-    let flops = |convolution: &bellows_yolo::model::summary::Convolution| convolution.flops() as f64;
-    let first = summary.convolutions.first().map_or(0.0, flops);
-    3.0 * summary.convolutions.iter().map(flops).sum::<f64>() - first
-}
-
 /// What there is to say.
 struct Answer {
     plan: Plan,
@@ -116,7 +108,7 @@ impl Answer {
             largest: room.map(|room| [question.most_images(room), question.largest_imgsz(room)]),
             advice: short.map(|_| question.advice(remedy.as_deref())),
             remedy,
-            images_per_s: target.rate.as_ref().map(|(rate, _)| rate / work(&question.summary())),
+            images_per_s: target.rate.as_ref().map(|(rate, _)| rate / question.summary().work()),
         }
     }
 

@@ -67,6 +67,15 @@ pub fn expect_peak(gb: &serde_json::Value) {
     assert!(plausible || gb.is_null() && !cfg!(target_os = "linux"), "{gb}");
 }
 
+/// What a benchmark's step on a processor is held against; the idle share is null where the system does not tell.
+pub fn expect_bounds(report: &serde_json::Value) {
+    for key in ["flop", "gflops", "peak_gflops"] {
+        assert!(report[key].as_f64().is_some_and(|v| v > 0.0 && v.is_finite()), "{key} in {report}");
+    }
+    let idle = &report["idle_share"];
+    assert!(idle.as_f64().is_some_and(|share| (0.0..1.0).contains(&share)) || idle.is_null() && !cfg!(unix), "{report}");
+}
+
 /// A data.yaml of a few small generated frames, in `dir`.
 pub fn tiny_data(dir: &Path) -> PathBuf {
     let path = dir.join("tiny.yaml");

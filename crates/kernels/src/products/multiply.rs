@@ -7,6 +7,8 @@
 //!
 //! Each element of the result is made by one task, as sums over blocks of [`BLOCK`] cells in order, whatever the number of threads.
 
+#[cfg(test)]
+mod packing_tests;
 use std::ops::Range;
 
 use rayon::prelude::*;

@@ -10,8 +10,8 @@ use std::time::Instant;
 
 use bellows_kernels::cube::Counted;
 use bellows_kernels::{Foreground, Precision, detection_terms};
-use bellows_learner::bench::{Others, StepTimer, median, ranks, run_dir};
-use bellows_learner::memory::peak_memory;
+use bellows_learner::bench::{Bounds, Others, StepTimer, median, ranks, run_dir};
+use bellows_learner::memory::{Place, peak_memory};
 use bellows_learner::{
     Draw, EvalContext, Evaluation, Group, Identity, LearnError, Learner, Limits, Role, StepOutput, StepTimes, Task, TaskError,
 };
@@ -82,6 +82,9 @@ pub struct BenchmarkReport {
     pub peak_gb: Option<f64>,
     /// Threads of the CPU that were used.
     pub threads: usize,
+    /// What the step is held against: the work of its convolutions alone.
+    #[serde(flatten)]
+    pub bounds: Bounds,
 }
 
 const WARM_UP: usize = 2;
@@ -94,13 +97,20 @@ impl Benchmark {
     /// # Errors
     /// When the folder cannot be written, or the device fails; a rank that is gone.
     pub fn run(&self, device: &Device, scratch: &Path, others: Others) -> Result<BenchmarkReport, TrainError> {
-        let (learner, times) = self.train(device, scratch, self.steps + WARM_UP, others)?;
+        let (learner, timer) = self.train(device, scratch, self.steps + WARM_UP, others)?;
         let peak_gb = peak_memory();
-        let times = times.after(WARM_UP);
+        let (times, threads) = (timer.after(WARM_UP), rayon::current_num_threads());
         let part = |of: fn(&StepTimes) -> f64| median(times.iter().map(of).collect());
         let step_s = part(|t| t.forward + t.backward + t.update);
         let device = device.clone().without_autodiff();
-        let infer_s = self.infer(&learner.ema_model().valid().fuse(&device), &self.made_up(), &device);
+        let model = learner.ema_model();
+        let flop = self.batch as f64 * model.summary(self.imgsz, self.imgsz).work();
+        let bounds = Bounds {
+            flop,
+            gflops: flop / step_s / 1e9,
+            idle_share: timer.idle_share(WARM_UP, threads).filter(|_| Place::of(&device) == Place::Processor),
+        };
+        let infer_s = self.infer(&model.valid().fuse(&device), &self.made_up(), &device);
         Ok(BenchmarkReport {
             peer: "bellows",
             batch: self.batch,
@@ -114,7 +124,8 @@ impl Benchmark {
             train_images_per_s: self.batch as f64 / step_s,
             infer_images_per_s: self.batch as f64 / infer_s,
             peak_gb,
-            threads: rayon::current_num_threads(),
+            threads,
+            bounds,
         })
     }
 

@@ -78,6 +78,14 @@ pub struct Summary {
     pub gflops: f64,
 }
 
+impl Summary {
+    /// Multiplications and additions to train on an image, each counted: forward, and both gradients of all convolutions but the first, whose input has none.
+    pub fn work(&self) -> f64 {
+        let first = self.convolutions.first().map_or(0, Convolution::flops);
+        (3 * self.convolutions.iter().map(Convolution::flops).sum::<u64>() - first) as f64
+    }
+}
+
 impl Yolo {
     /// Layers, parameters, gradients and operations for an input of `height` x `width` pixels.
     pub fn summary(&self, height: usize, width: usize) -> Summary {
@@ -187,6 +195,13 @@ mod tests {
             assert_eq!((s.layers, s.parameters, s.gradients), (layers, parameters, parameters - 16), "{scale:?} {nc}");
             assert!((s.gflops - gflops).abs() < 1e-4, "{scale:?} {nc}: {} GFLOPs", s.gflops);
         }
+    }
+
+    /// As docs/benchmarks.md counts a step of four images.
+    #[test]
+    fn training_is_three_passes_but_for_the_image() {
+        let gflop = 4.0 * summary(Scale::N, 4).work() / 1e9;
+        assert!((gflop - 96.7).abs() < 0.1, "{gflop} GFLOP");
     }
 
     #[test]

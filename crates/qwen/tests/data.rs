@@ -50,7 +50,8 @@ fn all(examples: &Examples) -> Vec<Encoded> {
 
 /// The texts of examples, in order.
 fn said(examples: &Examples) -> Vec<String> {
-    all(examples).iter().map(|example| tokenizer().decode(&example.ids, true).unwrap()).collect()
+    let tokenizer = tokenizer();
+    all(examples).iter().map(|example| tokenizer.decode(&example.ids, true).unwrap()).collect()
 }
 
 #[test]

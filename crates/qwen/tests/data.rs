@@ -1,10 +1,9 @@
 //! What becomes of the rows of data sets: those that cannot be used, those that were there before, several sets in one, examples in a file.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod support;
-
 use std::path::{Path, PathBuf};
 
+use crate::support::{ending, settings};
 use bellows_chat::{ChatError, Encoded, Template, Tokenizer};
 use bellows_qwen::base::Base;
 use bellows_qwen::config::SftConfig;
@@ -14,7 +13,6 @@ use bellows_qwen::preference::Objective;
 use bellows_qwen::train::Finetune;
 use bellows_runs::RunDir;
 use burn::tensor::Device;
-use support::{ending, settings};
 
 fn tokenizer() -> Tokenizer {
     Tokenizer::byte_level([], 0).unwrap()

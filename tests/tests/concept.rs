@@ -1,13 +1,11 @@
 //! `llm-finetune concept` and the chain of `--concept`: files, mistakes, and a kill in every stage.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod support;
-
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 
+use crate::support::{expect_code, llm_finetune, tiny_chats, wait_for};
 use serde_json::Value;
-use support::{expect_code, llm_finetune, tiny_chats, wait_for};
 
 /// A small model in `dir/base`, prompt sets in `dir/sets`, chats beside them.
 fn world(dir: &Path) {

@@ -1,13 +1,11 @@
 //! What a user of llm-finetune meets: the files of a run, mistakes and damaged files with one clear sentence and exit code 2.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod support;
-
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::support::{expect_code, expect_peak, llm_finetune, tiny_chats};
 use serde_json::{Value, json};
-use support::{expect_code, expect_peak, llm_finetune, tiny_chats};
 
 #[test]
 fn the_tiny_preset_makes_every_file() {

@@ -2,14 +2,12 @@
 //! after it the rest is left for `--resume`. Whatever the moment, the code says which it was.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod support;
-
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use support::{checkpoints, expect_code, in_time, llm_finetune, signal, tiny_chats, tiny_data, wait_for, yolo_train};
+use crate::support::{checkpoints, expect_code, in_time, llm_finetune, signal, tiny_chats, tiny_data, wait_for, yolo_train};
 
 fn start(command: &mut Command) -> Child {
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()

@@ -5,14 +5,12 @@
 //! `docs/software-devices.sh` has the longer ones.
 #![allow(clippy::unwrap_used, clippy::print_stderr, reason = "a test may panic, and says what it measured or that it is skipped")]
 
-mod support;
-
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 
-use support::{expect_code, llm_finetune, tiny_chats, tiny_data, yolo_train};
+use crate::support::{expect_code, llm_finetune, tiny_chats, tiny_data, yolo_train};
 
 /// How far losses in f32 may be from the processor's: a rounding may decide what an anchor learns, and grows with every update.
 const PLAIN: f64 = 0.005;

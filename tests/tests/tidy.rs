@@ -1,6 +1,7 @@
 //! The rules of the house that a compiler does not check: file sizes, who may call whom, who may name a backend.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+#[path = "imports/mod.rs"]
 mod imports;
 
 use std::collections::BTreeMap;

@@ -8,7 +8,6 @@
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 use std::process::Command;
-use std::sync::{Mutex, PoisonError};
 
 use crate::support::{expect_code, llm_finetune, tiny_chats, tiny_data, yolo_train};
 
@@ -38,12 +37,8 @@ fn losses(run: &Path) -> Vec<f64> {
     rows.map(|row| parts.iter().map(|&i| row[i].parse::<f64>().unwrap()).sum()).collect()
 }
 
-/// Each of these programs takes every processor there is: two at once would only wait for each other.
-static ONE: Mutex<()> = Mutex::new(());
-
 /// Trains by `program` on the processor and, with `more`, on the device, and holds the losses of epochs together.
 fn check(program: fn(&Path, &[&str]) -> Command, dir: &Path, args: &[&str], icd: &OsStr, more: &[&str], limit: f64) {
-    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let run = |device: &str, name: &str, more: &[&str]| {
         let place = ["--device", device, "--project", "runs", "--name", name];
         let (out, err) = expect_code(program(dir, &[args, &place[..], more].concat()).env("VK_DRIVER_FILES", icd), 0);

@@ -7,6 +7,7 @@
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "helpers of tests fail and report like tests")]
 
+#[path = "support/mod.rs"]
 mod support;
 
 use bellows_kernels::cube::launches;
@@ -228,7 +229,7 @@ fn a_step_reads_twice() {
 /// Runs [`random_objects_on_software_devices`] in a process that has that device.
 fn random_objects_by_a_child(variable: &str, value: &OsStr, api: &str) {
     let mut child = Command::new(std::env::current_exe().unwrap());
-    child.args(["random_objects_on_software_devices", "--exact", "--nocapture"]).env("BELLOWS_PARITY_CHILD", api);
+    child.args(["parity::random_objects_on_software_devices", "--exact", "--nocapture"]).env("BELLOWS_PARITY_CHILD", api);
     match api {
         "gl" => child.env("LIBGL_ALWAYS_SOFTWARE", "1").env("EGL_PLATFORM", "surfaceless"),
         _ => child.env("VK_DRIVER_FILES", value),

@@ -125,6 +125,22 @@ fn dependencies_point_one_way() {
     }
 }
 
+/// Where the tests of a crate are one program, a file that its list leaves out would never run.
+#[test]
+fn every_file_of_tests_is_in_a_program() {
+    let crates = std::fs::read_dir(root().join("crates")).unwrap().map(|entry| entry.unwrap().path());
+    for home in crates.chain([root().join("tests")]) {
+        let Ok(main) = std::fs::read_to_string(home.join("tests/main.rs")) else { continue };
+        let manifest = std::fs::read_to_string(home.join("Cargo.toml")).unwrap();
+        for entry in std::fs::read_dir(home.join("tests")).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.file_stem().unwrap().to_str().unwrap();
+            let listed = main.contains(&format!("\nmod {name};")) || manifest.contains(&format!("\nname = \"{name}\"\n"));
+            assert!(path.extension().is_none_or(|e| e != "rs") || name == "main" || listed, "{} is in no program", path.display());
+        }
+    }
+}
+
 /// Another version would be fetched anew in every build of the image.
 #[test]
 fn the_image_has_the_compiler_of_the_workspace() {

@@ -568,7 +568,7 @@ fn a_vulkan_device_computes_rightly_or_is_refused() {
     };
     let dir = tempfile::tempdir().unwrap();
     tiny_chats(dir.path());
-    let args = ["--config", "tiny.yaml", "--epochs", "1", "--save-merged", "false", "--device"];
+    let args = ["--config", "tiny.yaml", "--epochs", "1", "--max-samples", "4", "--save-merged", "false", "--device"];
     expect_code(&mut llm_finetune(dir.path(), &[&args[..], &["cpu", "--name", "cpu"]].concat()), 0);
     let output =
         llm_finetune(dir.path(), &[&args[..], &["vulkan:0", "--name", "vulkan"]].concat()).env("VK_DRIVER_FILES", &icd).output().unwrap();

@@ -153,7 +153,7 @@ sample() {
 
 data() {
   needs DATA || return 0
-  BELLOWS_HIT_UAV=$(realpath "$DATA") cargo test --release --workspace --test hit_uav -- --nocapture 2>&1 | grep -E '^(scan|from)'
+  BELLOWS_HIT_UAV=$(realpath "$DATA") cargo test --release --workspace --test yolo hit_uav:: -- --nocapture 2>&1 | grep -E '^(scan|from)'
 }
 
 [ $# -gt 0 ] || set -- step onnx lora bf16 threads epoch layers packing memory launches roofline plan sample data

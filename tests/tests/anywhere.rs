@@ -4,13 +4,11 @@
 //! run with more.
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test may panic, and tells what it did")]
 
-mod support;
-
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use support::{checkpoints, expect_code, in_time, llm_finetune, signal, tiny_chats, tiny_data, yolo_train};
+use crate::support::{checkpoints, expect_code, in_time, llm_finetune, signal, tiny_chats, tiny_data, yolo_train};
 
 /// A program and how it is run.
 struct Victim {

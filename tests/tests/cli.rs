@@ -1,9 +1,7 @@
 //! What a user meets before training starts: help, mistakes, one clear sentence and exit code 2 (nothing created, nothing lost).
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod support;
-
-use support::{expect_bounds, expect_code, expect_peak, llm_finetune, tiny_data, yolo_train};
+use crate::support::{expect_bounds, expect_code, expect_peak, llm_finetune, tiny_data, yolo_train};
 
 #[test]
 fn help_is_grouped_and_complete() {

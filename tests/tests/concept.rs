@@ -1,13 +1,11 @@
 //! `llm-finetune concept` and the chain of `--concept`: files, mistakes, and a kill in every stage.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod support;
-
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 
+use crate::support::{expect_code, llm_finetune, tiny_chats, wait_for};
 use serde_json::Value;
-use support::{expect_code, llm_finetune, tiny_chats, wait_for};
 
 /// A small model in `dir/base`, prompt sets in `dir/sets`, chats beside them.
 fn world(dir: &Path) {
@@ -256,7 +254,8 @@ fn the_concept_is_the_processors_while_training_has_the_card() {
     world(dir.path());
     let (_, err) = expect_code(&mut llm_finetune(dir.path(), &[&CHAIN[..], &["cpu", "--concept-skip", "train,export"]].concat()), 0);
     assert!(!err.contains("device: vulkan"), "{err}");
-    let more = ["card", "--concept-device", "cpu", "--device", "vulkan:0", "--epochs", "1", "--concept-skip", "export"];
+    let short = ["--epochs", "1", "--max-samples", "4"];
+    let more = [&["card", "--concept-device", "cpu", "--device", "vulkan:0", "--concept-skip", "export"][..], &short].concat();
     let mut command = llm_finetune(dir.path(), &[&CHAIN[..], &more].concat());
     let (out, err) = expect_code(command.env("VK_DRIVER_FILES", &icd), 0);
     let devices: Vec<&str> = err.lines().filter_map(|line| line.strip_prefix("device: ")?.split(' ').next()).collect();

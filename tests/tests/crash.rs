@@ -1,13 +1,11 @@
 //! The real program is killed, resumed, and ends in the same bits (acceptance 2, small).
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod support;
-
 use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use support::{checkpoints, ending, expect_code, tiny_data, yolo_train};
+use crate::support::{self, checkpoints, ending, expect_code, tiny_data, yolo_train};
 
 /// Batches an epoch of the tiny set: 11 images, 4 a batch; windows of 2 straddle the epochs; mosaic closes in the last of 3.
 const BATCHES: u64 = 3;

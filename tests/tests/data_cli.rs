@@ -1,12 +1,10 @@
 //! `yolo-train data`: a data set checked, counted and converted by the real program, and trained on as it came out.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod support;
-
 use std::path::Path;
 use std::process::Command;
 
-use support::{expect_code, tiny_data, yolo_train};
+use crate::support::{expect_code, tiny_data, yolo_train};
 
 #[test]
 fn check_tells_what_is_there_and_ends_with_2_where_too_much_is_wrong() {

@@ -1,14 +1,12 @@
 //! A trained detector in a user's hands: `val` and `predict` as commands, and what they answer to things that are wrong.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod support;
-
 use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use crate::support::{self, expect_code, tiny_data, yolo_train};
 use serde_json::Value;
-use support::{expect_code, tiny_data, yolo_train};
 
 /// Two epochs on the tiny data in `dir`: enough for boxes, if not for good ones.
 fn trained(dir: &Path) {

@@ -1,12 +1,10 @@
 //! `yolo-train export` through the binary: from a run's weights to each format, and what is refused.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod support;
-
 use std::path::Path;
 
+use crate::support::{expect_code, tiny_data, yolo_train};
 use bellows_weights::{onnx, read};
-use support::{expect_code, tiny_data, yolo_train};
 
 fn run(dir: &Path, line: &str, code: i32) -> (String, String) {
     expect_code(&mut yolo_train(dir, &line.split(' ').collect::<Vec<_>>()), code)

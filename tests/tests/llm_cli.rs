@@ -1,13 +1,11 @@
 //! What a user of llm-finetune meets: the files of a run, mistakes and damaged files with one clear sentence and exit code 2.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod support;
-
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::support::{expect_bounds, expect_code, expect_peak, llm_finetune, tiny_chats};
 use serde_json::{Value, json};
-use support::{expect_bounds, expect_code, expect_peak, llm_finetune, tiny_chats};
 
 #[test]
 fn the_tiny_preset_makes_every_file() {
@@ -573,7 +571,7 @@ fn a_vulkan_device_computes_rightly_or_is_refused() {
     };
     let dir = tempfile::tempdir().unwrap();
     tiny_chats(dir.path());
-    let args = ["--config", "tiny.yaml", "--epochs", "1", "--save-merged", "false", "--device"];
+    let args = ["--config", "tiny.yaml", "--epochs", "1", "--max-samples", "4", "--save-merged", "false", "--device"];
     expect_code(&mut llm_finetune(dir.path(), &[&args[..], &["cpu", "--name", "cpu"]].concat()), 0);
     let output =
         llm_finetune(dir.path(), &[&args[..], &["vulkan:0", "--name", "vulkan"]].concat()).env("VK_DRIVER_FILES", &icd).output().unwrap();

@@ -1,13 +1,11 @@
 //! llm-finetune is killed, resumed, and ends in the same bits; a signal stops it cleanly.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod support;
-
 use std::path::Path;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-use support::{checkpoints, expect_code, llm_finetune, tiny_chats};
+use crate::support::{checkpoints, expect_code, llm_finetune, tiny_chats};
 
 /// Micro-batches an epoch of the tiny set: 12 examples, 2 a batch; windows of 4 end with the epoch.
 const BATCHES: u64 = 6;

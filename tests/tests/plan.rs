@@ -1,10 +1,8 @@
 //! What is planned is what is held, what is planned too large is refused, and a run that goes on holds no more than it did.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod support;
-
+use crate::support::{self, checkpoints, expect_code, llm_finetune, tiny_chats, tiny_data, yolo_train};
 use serde_json::Value;
-use support::{checkpoints, expect_code, llm_finetune, tiny_chats, tiny_data, yolo_train};
 
 /// The last line of JSON that a program printed.
 fn json(out: &str) -> Value {

@@ -5,11 +5,9 @@
 //! of one seed any rounding moves the loss by one or two percent either way, so the mean of three is not known to two.
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test may panic, and says what it measured")]
 
-mod support;
-
 use std::path::Path;
 
-use support::{expect_code, llm_finetune};
+use crate::support::{expect_code, llm_finetune};
 
 const SEEDS: [&str; 9] = ["0", "1", "2", "3", "4", "5", "6", "7", "8"];
 

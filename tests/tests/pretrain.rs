@@ -1,10 +1,8 @@
 //! Continued pre-training: plain text, new tokens, a rate of its own for the embedding; and the adapter of a grown vocabulary used again.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod support;
-
+use crate::support::{expect_code, llm_finetune, tiny_chats};
 use bellows_weights::read;
-use support::{expect_code, llm_finetune, tiny_chats};
 
 #[test]
 fn new_tokens_are_learnt_and_go_with_the_adapter() {

@@ -1,12 +1,10 @@
 //! Settings that change what a run reads or writes, through the binary: caches, rectangular batches, COCO predictions, exit codes.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod support;
-
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use support::{expect_code, tiny_data, yolo_train};
+use crate::support::{expect_code, tiny_data, yolo_train};
 
 fn files(dir: &Path) -> BTreeMap<PathBuf, u64> {
     let mut found = BTreeMap::new();

@@ -9,7 +9,7 @@ use bellows_yolo::config::TrainConfig;
 use serde::Serialize;
 use serde_json::Value;
 
-const RENEW: &str = "BELLOWS_BLESS=1 cargo test --release -p bellows-tests --test settings_page";
+const RENEW: &str = "BELLOWS_BLESS=1 cargo test --release -p bellows-tests settings_page";
 
 fn default(value: &Value) -> String {
     match value {

@@ -1,12 +1,10 @@
 //! Shards by the real programs: written, trained on to the bits of what they were written from, resumed, shared by ranks, and damaged.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod support;
-
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use support::{checkpoints, ending, expect_code, llm_finetune, tiny_chats, tiny_data, yolo_train};
+use crate::support::{checkpoints, ending, expect_code, llm_finetune, tiny_chats, tiny_data, yolo_train};
 
 /// The tiny set, and the same in shards of four as `packed.yaml`.
 fn packed_data(dir: &Path) {

@@ -5,14 +5,11 @@
 //! `docs/software-devices.sh` has the longer ones.
 #![allow(clippy::unwrap_used, clippy::print_stderr, reason = "a test may panic, and says what it measured or that it is skipped")]
 
-mod support;
-
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 use std::process::Command;
-use std::sync::{Mutex, PoisonError};
 
-use support::{expect_code, llm_finetune, tiny_chats, tiny_data, yolo_train};
+use crate::support::{expect_code, llm_finetune, tiny_chats, tiny_data, yolo_train};
 
 /// How far losses in f32 may be from the processor's: a rounding may decide what an anchor learns, and grows with every update.
 const PLAIN: f64 = 0.005;
@@ -40,12 +37,8 @@ fn losses(run: &Path) -> Vec<f64> {
     rows.map(|row| parts.iter().map(|&i| row[i].parse::<f64>().unwrap()).sum()).collect()
 }
 
-/// Each of these programs takes every processor there is: two at once would only wait for each other.
-static ONE: Mutex<()> = Mutex::new(());
-
 /// Trains by `program` on the processor and, with `more`, on the device, and holds the losses of epochs together.
 fn check(program: fn(&Path, &[&str]) -> Command, dir: &Path, args: &[&str], icd: &OsStr, more: &[&str], limit: f64) {
-    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let run = |device: &str, name: &str, more: &[&str]| {
         let place = ["--device", device, "--project", "runs", "--name", name];
         let (out, err) = expect_code(program(dir, &[args, &place[..], more].concat()).env("VK_DRIVER_FILES", icd), 0);

@@ -2,15 +2,14 @@
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod support;
-
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
+use crate::support::{checkpoints, ending, expect_code, llm_finetune, signal, tiny_chats, tiny_data, wait_for, yolo_train};
 use serde_json::Value;
-use support::{checkpoints, ending, expect_code, llm_finetune, signal, tiny_chats, tiny_data, wait_for, yolo_train};
 
 /// Short enough for a test, long enough for a busy machine.
 const LIMITS: &str = "start=120,first=120,step=8,evaluation=8,save=8,export=120";
@@ -50,48 +49,63 @@ fn same(run: &Path, expected: &[(String, Vec<u8>)], what: &str) {
     }
 }
 
-fn whole(dir: &Path) -> Vec<(String, Vec<u8>)> {
-    tiny_data(dir);
-    expect_code(&mut yolo_train(dir, &["--data", "tiny.yaml", "--name", "whole", "--plots", "false"]), 0);
-    ending(&run_of(dir, "whole"))
+/// How a run ends that nothing befalls: many tests want the same.
+fn whole() -> &'static [(String, Vec<u8>)] {
+    static WHOLE: OnceLock<Vec<(String, Vec<u8>)>> = OnceLock::new();
+    WHOLE.get_or_init(|| {
+        let dir = tempfile::tempdir().unwrap();
+        tiny_data(dir.path());
+        expect_code(&mut yolo_train(dir.path(), &["--data", "tiny.yaml", "--name", "whole", "--plots", "false"]), 0);
+        ending(&run_of(dir.path(), "whole"))
+    })
 }
 
-/// Each victim dies or hangs once, is started again, and ends in the bits of a run that did not.
-fn survived(victims: &[(&str, &str)]) {
-    let dir = tempfile::tempdir().unwrap();
-    let expected = whole(dir.path());
-    for (fault, words) in victims {
-        let name = fault.replace(':', "-");
-        let run = run_of(dir.path(), &name);
-        let (_, error) = expect_code(&mut supervised(dir.path(), &name, true, fault), 0);
-        assert!(error.contains("supervisor: ") && error.contains("starting again from"), "{fault}: {error}");
-        let told = restarts(&run);
-        assert!(told.first().is_some_and(|told| told.contains(words)), "{fault}: {told:?}");
-        let own = events(&run, "restart");
-        assert_eq!(own.first().map(|event| &event["reason"]), Some(&told[0].clone().into()), "{fault}: the run tells it, too");
-        assert!(!run_of(dir.path(), &format!("{name}2")).exists(), "{fault}: it is the same run");
-        same(&run, &expected, fault);
-    }
+/// A victim in `dir` dies or hangs once, is started again, and ends in the bits of a run that did not.
+fn survives(dir: &Path, fault: &str, words: &str) {
+    let name = fault.replace(':', "-");
+    let run = run_of(dir, &name);
+    let (_, error) = expect_code(&mut supervised(dir, &name, true, fault), 0);
+    assert!(error.contains("supervisor: ") && error.contains("starting again from"), "{fault}: {error}");
+    let told = restarts(&run);
+    assert!(told.first().is_some_and(|told| told.contains(words)), "{fault}: {told:?}");
+    let own = events(&run, "restart");
+    assert_eq!(own.first().map(|event| &event["reason"]), Some(&told[0].clone().into()), "{fault}: the run tells it, too");
+    assert!(!run_of(dir, &format!("{name}2")).exists(), "{fault}: it is the same run");
+    same(&run, whole(), fault);
 }
 
+/// All at once: until a hang is known for one, and its process has had ten seconds to end by itself, nobody computes.
 #[test]
 fn a_run_that_hangs_is_ended_and_goes_on() {
-    survived(&[("hang:step:2", "hung in a step"), ("hang:save:3", "hung while saving"), ("stop:step:4", "hung in a step")]);
-}
-
-#[test]
-fn a_hanging_evaluation_and_a_hanging_first_step_are_known() {
-    survived(&[("hang:evaluation:1", "hung in an evaluation"), ("kill:first:1", "died in its first step of SIGKILL")]);
+    let dir = tempfile::tempdir().unwrap();
+    tiny_data(dir.path());
+    let victims = [
+        ("hang:step:2", "hung in a step"),
+        ("hang:save:3", "hung while saving"),
+        ("stop:step:4", "hung in a step"),
+        ("hang:evaluation:1", "hung in an evaluation"),
+    ];
+    std::thread::scope(|scope| {
+        for (fault, words) in victims {
+            let dir = dir.path();
+            scope.spawn(move || survives(dir, fault, words));
+        }
+    });
 }
 
 #[test]
 fn a_run_that_crashes_goes_on() {
-    survived(&[
+    let dir = tempfile::tempdir().unwrap();
+    tiny_data(dir.path());
+    for (fault, words) in [
+        ("kill:first:1", "died in its first step of SIGKILL"),
         ("abort:step:3", "died in a step of SIGABRT"),
         ("segfault:evaluation:1", "died in an evaluation of SIGSEGV"),
         ("memory:step:2", "died in a step of SIGABRT"),
         ("lost:step:3", "the device failed in a step"),
-    ]);
+    ] {
+        survives(dir.path(), fault, words);
+    }
 }
 
 /// A program that is built again or upgraded while its run goes on is the one that goes on, and not the new one.
@@ -99,7 +113,7 @@ fn a_run_that_crashes_goes_on() {
 #[cfg(target_os = "linux")]
 fn a_program_whose_file_is_gone_is_started_again() {
     let dir = tempfile::tempdir().unwrap();
-    let expected = whole(dir.path());
+    tiny_data(dir.path());
     let command = supervised(dir.path(), "v", true, "stop:step:4");
     let program = dir.path().join("program");
     std::fs::copy(command.get_program(), &program).unwrap();
@@ -111,17 +125,17 @@ fn a_program_whose_file_is_gone_is_started_again() {
     std::fs::remove_file(&program).unwrap();
     assert!(child.wait().unwrap().success());
     assert_eq!(restarts(&run).len(), 1);
-    same(&run, &expected, "its file is gone");
+    same(&run, whole(), "its file is gone");
 }
 
 /// Before there is a run directory nothing is written into one; the console tells of it.
 #[test]
 fn a_run_that_crashes_before_it_begins_is_started_again() {
     let dir = tempfile::tempdir().unwrap();
-    let expected = whole(dir.path());
+    tiny_data(dir.path());
     let (_, error) = expect_code(&mut supervised(dir.path(), "v", true, "segfault:start:1"), 0);
     assert!(error.contains("died before training of SIGSEGV") && error.contains("starting again from"), "{error}");
-    same(&run_of(dir.path(), "v"), &expected, "started again");
+    same(&run_of(dir.path(), "v"), whole(), "started again");
 }
 
 #[test]
@@ -145,13 +159,13 @@ fn language_models_are_watched_too() {
 #[test]
 fn three_restarts_without_a_checkpoint_end_it_with_a_report() {
     let dir = tempfile::tempdir().unwrap();
-    let expected = whole(dir.path());
+    tiny_data(dir.path());
     let (_, error) = expect_code(&mut supervised(dir.path(), "v", false, "segfault:step:1:9"), 1);
     assert!(error.contains("given up: it died in a step of SIGSEGV (4 times); its checkpoints stand"), "{error}");
     let run = run_of(dir.path(), "v");
     assert_eq!(restarts(&run).len(), 3);
     expect_code(&mut yolo_train(dir.path(), &["--resume", run.to_str().unwrap(), "--supervise", "false"]), 0);
-    same(&run, &expected, "resumed by hand");
+    same(&run, whole(), "resumed by hand");
 }
 
 #[test]

@@ -1,11 +1,9 @@
 //! The habits of someone who comes from Ultralytics, through the binary: `key=value` words, an `args.yaml`, `resume` by weights, refusals by name.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod support;
-
 use std::path::Path;
 
-use support::{expect_code, tiny_data, yolo_train};
+use crate::support::{expect_code, tiny_data, yolo_train};
 
 fn run(dir: &Path, line: &str, code: i32) -> (String, String) {
     expect_code(&mut yolo_train(dir, &line.split(' ').collect::<Vec<_>>()), code)

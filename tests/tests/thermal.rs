@@ -1,13 +1,11 @@
 //! Clips of thermal cameras through the real programs: drawn, sampled, stacked, judged by months, handed in; and annotation files that are damaged.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod support;
-
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use crate::support::{checkpoints, ending, expect_code, tiny_data, wait_for, yolo_train};
 use serde_json::Value;
-use support::{checkpoints, ending, expect_code, tiny_data, wait_for, yolo_train};
 
 /// A data.yaml of a few small clips of two months, in `dir`.
 fn clips(dir: &Path) {

@@ -1,6 +1,7 @@
 //! The rules of the house that a compiler does not check: file sizes, who may call whom, who may name a backend.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+#[path = "imports/mod.rs"]
 mod imports;
 
 use std::collections::BTreeMap;
@@ -120,6 +121,22 @@ fn dependencies_point_one_way() {
         for line in normal.lines().filter_map(|l| l.strip_prefix("bellows-")) {
             let on = line.split(['.', ' ', '=']).next().unwrap();
             assert!(may.contains(&on), "crates/{name} may not depend on {on}");
+        }
+    }
+}
+
+/// Where the tests of a crate are one program, a file that its list leaves out would never run.
+#[test]
+fn every_file_of_tests_is_in_a_program() {
+    let crates = std::fs::read_dir(root().join("crates")).unwrap().map(|entry| entry.unwrap().path());
+    for home in crates.chain([root().join("tests")]) {
+        let Ok(main) = std::fs::read_to_string(home.join("tests/main.rs")) else { continue };
+        let manifest = std::fs::read_to_string(home.join("Cargo.toml")).unwrap();
+        for entry in std::fs::read_dir(home.join("tests")).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.file_stem().unwrap().to_str().unwrap();
+            let listed = main.contains(&format!("\nmod {name};")) || manifest.contains(&format!("\nname = \"{name}\"\n"));
+            assert!(path.extension().is_none_or(|e| e != "rs") || name == "main" || listed, "{} is in no program", path.display());
         }
     }
 }

@@ -2,14 +2,12 @@
 //! trained.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod support;
-
 use std::io::Cursor;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::support::{checkpoints, ending, expect_code, program, tiny_data, yolo_train};
 use bellows_runs::{Checkpoints, Member};
-use support::{checkpoints, ending, expect_code, program, tiny_data, yolo_train};
 
 /// A folder in the place of a file.
 fn obstruct(run: &Path, file: &str) {

@@ -1,8 +1,6 @@
 //! Masks, truncation, epochs, batches and the preview.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod support;
-
 use bellows_chat::plan::{Mode, Stop, interleave, longest_first, mix, plan, split};
 use bellows_chat::preview::{Lengths, Style, tokens};
 use bellows_chat::{

@@ -1,8 +1,7 @@
 //! The chat templates against what `transformers` renders (fixtures/templates.py), and the spans of the assistant against TRL's.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod support;
-
+use crate::support;
 use bellows_chat::{
     Conversation, EncodeOptions, Example, Jinja, Message, Outcome, Part, RenderOptions, Role, Template, Tokenizer, ToolCall, encode,
 };

@@ -1,8 +1,7 @@
 //! The tokenizer against the ids of Hugging Face's, against itself through GGUF and files, and against forgery.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod support;
-
+use crate::support;
 use bellows_chat::{
     Conversation, EncodeOptions, Example, Message, Outcome, RenderOptions, Role, Template, TokenType, Tokenizer, Vocabulary, encode,
 };

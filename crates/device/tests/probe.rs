@@ -10,6 +10,7 @@ use bellows_device::{
 };
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 use std::{env, fs, thread};
 
@@ -57,6 +58,25 @@ fn swiftshader(folder: &Path, fault: &str) -> Option<ProbeOptions> {
     let mut options = options(folder, fault);
     options.env.push(("VK_DRIVER_FILES".into(), icd));
     options.software = true;
+    Some(options)
+}
+
+/// As [`swiftshader`], asked for our own convolutions and with a verdict on them that is remembered: it was found once for all tests, without the fault, which
+/// is to be one that they do not meet.
+#[expect(clippy::unwrap_used, reason = "a test in all but its attribute")]
+fn proved(folder: &Path, fault: &str) -> Option<ProbeOptions> {
+    static REMEMBERED: OnceLock<String> = OnceLock::new();
+    let gemm = |folder: &Path, fault: &str| Some(ProbeOptions { lowering: Some(Lowering::Gemm), ..swiftshader(folder, fault)? });
+    let options = gemm(folder, fault)?;
+    let remembered = REMEMBERED.get_or_init(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let options = gemm(folder.path(), "").unwrap();
+        assert!(!select(&VULKAN, &options).unwrap().report.unwrap().cached);
+        fs::read_to_string(options.cache_file.unwrap()).unwrap()
+    });
+    let (none, variables) = ("\"variables\": {}", format!("\"variables\": {{ \"BELLOWS_PROBE_FAULT\": \"{fault}\" }}"));
+    let of_this = if fault.is_empty() { remembered.clone() } else { remembered.replace(none, &variables) };
+    fs::write(options.cache_file.as_ref().unwrap(), of_this).unwrap();
     Some(options)
 }
 
@@ -247,15 +267,14 @@ fn a_device_that_fails_on_both_paths_is_refused() {
     }
 }
 
-/// A fault in the path that was not asked for shows that it is not run.
 #[test]
 fn a_lowering_that_is_asked_for_is_the_only_one_proved() {
     let folder = tempfile::tempdir().unwrap();
-    let Some(options) = swiftshader(folder.path(), "crash:conv direct") else { return };
-    let asked = ProbeOptions { lowering: Some(Lowering::Gemm), ..options };
+    let Some(asked) = proved(folder.path(), "crash:conv direct") else { return };
     let selected = select(&VULKAN, &asked).unwrap();
     assert_eq!((selected.backend, selected.lowering, selected.lowering_reason), ("vulkan", Lowering::Gemm, None));
     let report = selected.report.unwrap();
+    assert!(report.cached && report.gemm.passed());
     assert!(matches!(&report.direct.verdict, Verdict::Skipped { reason } if reason.contains("--conv gemm")), "{report:?}");
     assert_eq!((report.direct.attempts, stages(&report.direct)), (0, Vec::new()));
 
@@ -273,8 +292,7 @@ fn a_lowering_that_is_asked_for_is_the_only_one_proved() {
 #[test]
 fn a_device_that_is_slower_than_the_processor_is_not_taken_unless_named() {
     let folder = tempfile::tempdir().unwrap();
-    let Some(options) = swiftshader(folder.path(), "") else { return };
-    let options = ProbeOptions { lowering: Some(Lowering::Gemm), ..options };
+    let Some(options) = proved(folder.path(), "") else { return };
     let selected = select(&DeviceRequest::Auto, &options).unwrap();
     assert_eq!(selected.backend, "flex");
     let reason = selected.fallback.unwrap();
@@ -320,7 +338,15 @@ fn the_shapes_of_the_run_are_proved() {
     let shapes = first.gemm.stages.iter().find(|stage| stage.stage == Stage::Shapes).unwrap();
     assert!(!first.cached && shapes.steps == 3 * 3 && shapes.max_error.unwrap() <= 1e-5, "{shapes:?}");
     assert!(report(&[16]).cached && report(&[]).cached);
-    assert!(!report(&[20]).cached);
+
+    // The same of a verdict that costs a second.
+    let folder = tempfile::tempdir().unwrap();
+    let Some(options) = swiftshader(folder.path(), "wrong:upload") else { return };
+    let cached = |sides: &[usize]| {
+        let Err(DeviceError::Probe(report)) = select(&VULKAN_0, &of(sides, &options)) else { panic!("the upload is wrong here") };
+        report.cached
+    };
+    assert_eq!([&[12, 16][..], &[16], &[], &[20], &[12, 20]].map(cached), [false, true, true, false, false]);
 }
 
 /// So are its heads and its matrices as they are stored: on a program the heads, and of the matrices the smallest.
@@ -367,10 +393,9 @@ fn products_are_tried_without_tuning_where_nothing_else_is_right() {
 
 /// Nothing is timed unless it is asked for; what was found is remembered beside the verdict.
 #[test]
-fn sizes_of_blocks_are_timed_once_and_only_if_asked() {
+fn blocks_are_timed_once_and_only_if_asked() {
     let folder = tempfile::tempdir().unwrap();
-    let Some(options) = swiftshader(folder.path(), "") else { return };
-    let options = ProbeOptions { lowering: Some(Lowering::Gemm), ..options };
+    let Some(options) = proved(folder.path(), "") else { return };
     let report = |tune| select(&VULKAN, &ProbeOptions { tune, ..options.clone() }).unwrap().report.unwrap();
     let plain = report(false);
     assert!(plain.gemm.tuned.is_none() && stages(&plain.gemm) == GEMM);
@@ -388,27 +413,27 @@ fn sizes_of_blocks_are_timed_once_and_only_if_asked() {
         let remembered = report(again);
         assert!(remembered.cached && remembered.gemm.tuned == tuned.gemm.tuned);
     }
+}
 
-    // What cannot be timed is no reason against a device.
-    let mut broken = ProbeOptions { tune: true, ..options };
-    broken.env.push(("BELLOWS_PROBE_FAULT".into(), "crash:tune".into()));
+/// What cannot be timed is no reason against a device.
+#[test]
+fn blocks_that_cannot_be_timed_have_the_sizes_of_the_table() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(options) = proved(folder.path(), "crash:tune") else { return };
     let report = |options: &ProbeOptions| select(&VULKAN, options).unwrap().report.unwrap();
-    let failed = report(&broken);
+    // A new probe looks for sizes again where there had been some.
+    let file = options.cache_file.as_ref().unwrap();
+    let text = fs::read_to_string(file).unwrap();
+    fs::write(file, text.replacen("\"tuned\": null", "\"tuned\": [[\"thin\", [16, 64, 4, 4]]]", 1)).unwrap();
+    assert_eq!(report(&options).gemm.tuned, Some(vec![("thin".into(), [16, 64, 4, 4])]));
+    let again = ProbeOptions { reprobe: true, ..options.clone() };
+    let failed = report(&again);
     assert!(!failed.cached && failed.gemm.passed() && stages(&failed.gemm) == GEMM);
     assert_eq!(failed.gemm.tuned, Some(Vec::new()));
-    // Nor is it tried again in each run.
-    assert!(report(&broken).cached);
-
-    // A new probe looks for sizes again where there had been some, and nowhere else.
-    let again = ProbeOptions { tune: false, reprobe: true, ..broken };
+    // Nor is it tried again in each run,
+    assert!(report(&ProbeOptions { tune: true, ..options }).cached);
+    // or where there had been none.
     assert_eq!(report(&again).gemm.tuned, None);
-    let file = again.cache_file.as_ref().unwrap();
-    let text = fs::read_to_string(file).unwrap();
-    // The sizes of the card without the fault are there too: what is written last is the newest.
-    let (before, after) = text.rsplit_once("\"tuned\": null").unwrap();
-    let (before, between) = before.rsplit_once("\"tuned\": null").unwrap();
-    fs::write(file, format!("{before}\"tuned\": [[\"thin\", [16, 64, 4, 4]]]{between}\"tuned\": null{after}")).unwrap();
-    assert_eq!(report(&again).gemm.tuned, Some(Vec::new()));
 }
 
 /// A device without f16 is told so, and one that has it is proved in it.
@@ -420,18 +445,16 @@ fn images_in_f16_are_proved_where_there_is_f16() {
     let error = select(&VULKAN, &options).unwrap_err().to_string();
     assert!(error.contains("at stage conv f16: 3x3 s1 16>16 forward: this device does not compute in f16"), "{error}");
     let Some(icd) = env::var_os("BELLOWS_LAVAPIPE") else { return };
-    let mut options = options;
+    // With the run's own convolutions, all three passes. (A language model's kernels take lavapipe minutes to compile.)
+    let shapes = vec![Shape::Conv(Conv { c_in: 5, c_out: 9, kernel: 3, stride: 1, input: [12, 16] })];
+    let mut options = ProbeOptions { shapes, ..options };
     options.env.push(("VK_DRIVER_FILES".into(), icd));
     let selected = select(&VULKAN, &options).unwrap();
     assert_eq!(selected.lowering, Lowering::Gemm);
-    let errors: Vec<_> = selected.report.unwrap().gemm.stages.into_iter().filter(|stage| stage.stage >= Stage::ConvHalf).collect();
-    assert!(errors[0].max_error.unwrap() > 1e-5 && errors[1].max_error.unwrap() < 2e-2, "{errors:?}");
-
-    // The run's own convolutions, all three passes. (A language model's kernels take lavapipe minutes to compile.)
-    let shapes = vec![Shape::Conv(Conv { c_in: 5, c_out: 9, kernel: 3, stride: 1, input: [12, 16] })];
-    let stages = select(&VULKAN, &ProbeOptions { shapes, ..options }).unwrap().report.unwrap().gemm.stages;
-    let of_run = stages.iter().find(|stage| stage.stage == Stage::Shapes).unwrap();
-    assert!(of_run.steps == 3 && of_run.max_error.unwrap() > 1e-5, "{stages:?}");
+    let halves: Vec<_> = selected.report.unwrap().gemm.stages.into_iter().filter(|stage| stage.stage >= Stage::ConvHalf).collect();
+    assert!(halves[0].max_error.unwrap() > 1e-5 && halves[1].max_error.unwrap() < 2e-2, "{halves:?}");
+    let of_run = halves.iter().find(|stage| stage.stage == Stage::Shapes).unwrap();
+    assert!(of_run.steps == 3 && of_run.max_error.unwrap() > 1e-5, "{halves:?}");
 }
 
 #[test]

@@ -1,15 +1,13 @@
 //! What a run does when something around it fails: data that cannot be read, an evaluation that cannot be made, a disk that does not write.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod toy;
-
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
+use crate::toy::{self, BATCHES, Poison, Toy, config, data, ending, learner, learner_of, no_poison};
 use bellows_exit::{Coded, Exit};
 use bellows_learner::{EpochReport, GradBuffer, LearnError, LearnerConfig, Notice, Observer, Outcome, RunFile};
 use burn::tensor::Device;
-use toy::{BATCHES, Poison, Toy, config, data, ending, learner, learner_of, no_poison};
 
 fn start(toy: Toy, dir: &Path) -> bellows_learner::Learner<Toy> {
     learner_of(toy, dir, config(), &Device::flex())

@@ -3,17 +3,15 @@
 //! `fixtures/format-N` is a run of the toy that was stopped after 17 batches by the program that wrote format N, and the averages that it ended with when it was not stopped.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod toy;
-
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
+use crate::toy::{self, EPOCHS, config, data, learner, no_poison};
 use bellows_learner::{Identity, Learner, LearnerConfig, Notice, Observer, Outcome};
 use bellows_runs::{Checkpoints, FORMAT, Member, RunDir};
 use burn::tensor::Device;
 use serde::Serialize;
-use toy::{EPOCHS, config, data, learner, no_poison};
 
 fn fixture(format: u32) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/fixtures/format-{format}"))

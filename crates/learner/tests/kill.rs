@@ -4,20 +4,18 @@
 //! kills of ranks (12 by default).
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test may panic, and tells what it did")]
 
-mod toy;
-
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use crate::toy::{Ending, Toy, config, data, ending, identity, learner, net, no_poison};
 use bellows_learner::rng::Rng;
 use bellows_learner::{Learner, LearnerConfig, Limits, OptimizerKind, Outcome, Schedule, UpdateSchedule};
 use bellows_ranks::{Tcp, listen};
 use bellows_runs::RunDir;
 use burn::tensor::Device;
-use toy::{Ending, Toy, config, data, ending, identity, learner, net, no_poison};
 
 const DIR: &str = "BELLOWS_VICTIM_DIR";
 /// Which rank of how many, and where they meet: `1/3@127.0.0.1:4711`.
@@ -38,8 +36,8 @@ fn victim() {
 }
 
 fn command(victim: &str, dir: &Path) -> Command {
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", victim, "--test-threads=1"]).env(DIR, dir).env("RAYON_NUM_THREADS", "1").stdout(Stdio::null());
+    let (mut command, test) = (Command::new(std::env::current_exe().unwrap()), format!("kill::{victim}"));
+    command.args(["--exact", &test, "--test-threads=1"]).env(DIR, dir).env("RAYON_NUM_THREADS", "1").stdout(Stdio::null());
     command
 }
 

@@ -1,13 +1,11 @@
 //! Where training ends: after so much time, so many updates, without improvement; and what is there then.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod toy;
-
 use std::path::Path;
 use std::time::Duration;
 
+use crate::toy::{self, BATCHES, config, data, learner, no_poison};
 use bellows_learner::{BatchReport, LearnerConfig, Observer, Outcome, Phase};
-use toy::{BATCHES, config, data, learner, no_poison};
 
 /// Makes every batch take a while.
 struct Slow;

@@ -1,19 +1,17 @@
 //! A device that runs out of memory costs a batch its wholeness, and the run nothing (contract P3 and test T4, interrupted by a shortage).
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod toy;
-
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::toy::{self, BATCHES, REALLY, Shortage, StopAfter, Toy, config, data, ending, learner_of};
 use bellows_learner::{
     Counters, LearnError, Learner, LearnerConfig, Members, Notice, Observer, OptimizerKind, Outcome, Schedule, UpdateSchedule,
 };
 use burn::tensor::{Device, DeviceKind};
-use toy::{BATCHES, REALLY, Shortage, StopAfter, Toy, config, data, ending, learner_of};
 
 const SHORT: &str = "An IO error happened\nCaused by:\n  out of device memory allocating 4096 bytes\n";
 
@@ -267,7 +265,7 @@ fn other_panics_go_on() {
 /// What a driver really says: SwiftShader is asked for too much, `BELLOWS_SWIFTSHADER` being its ICD file.
 #[test]
 fn a_real_shortage_is_known_and_survived() {
-    const NAME: &str = "a_real_shortage_is_known_and_survived";
+    const NAME: &str = "memory::a_real_shortage_is_known_and_survived";
     if std::env::var_os("BELLOWS_MEMORY_CHILD").is_none() {
         let Some(icd) = std::env::var_os("BELLOWS_SWIFTSHADER") else {
             eprintln!("skipped: set BELLOWS_SWIFTSHADER to a Vulkan ICD file (.ci/swiftshader prints one)");
@@ -276,7 +274,8 @@ fn a_real_shortage_is_known_and_survived() {
         let mut child = Command::new(std::env::current_exe().unwrap());
         child.args([NAME, "--exact", "--nocapture"]).env("BELLOWS_MEMORY_CHILD", "1").env("VK_DRIVER_FILES", icd);
         let output = child.output().unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let passed = String::from_utf8_lossy(&output.stdout).contains("1 passed");
+        assert!(output.status.success() && passed, "{}", String::from_utf8_lossy(&output.stderr));
         return;
     }
     let dir = tempfile::tempdir().unwrap();

@@ -1,10 +1,8 @@
 //! Nothing that is not finite reaches weights, moments, statistics or EMA (contract P6, test T8).
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod toy;
-
+use crate::toy::{self, config, data, learner, no_poison};
 use bellows_learner::{LearnError, LearnerConfig, Schedule};
-use toy::{config, data, learner, no_poison};
 
 #[test]
 fn a_poisoned_batch_leaves_everything_as_it_was() {

@@ -3,18 +3,17 @@
 
 #[path = "../../runs/tests/common/memory.rs"]
 mod memory;
-mod toy;
 
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::rc::Rc;
 
+use crate::toy::{Toy, config, net};
 use bellows_learner::{Identity, LearnError, Learner, LearnerConfig, Outcome};
 use bellows_runs::{Journal, RunDir, Store};
 use burn::data::dataset::InMemDataset;
 use burn::tensor::Device;
 use memory::MemoryStore;
-use toy::{Toy, config, net};
 
 const ROOT: &str = "/run";
 /// Disks looked at after each cut.

@@ -1,8 +1,6 @@
 //! Several ranks train what one would: the same samples, the same updates, the same bits every time.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod toy;
-
 use std::collections::BTreeMap;
 use std::net::TcpListener;
 use std::path::Path;
@@ -12,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use crate::toy::{self, SAMPLES, StopAfter, Toy, data, ending, net, of_ranks as config};
 use bellows_exit::{Coded, Exit};
 use bellows_learner::{
     EpochReport, Identity, LearnError, Learner, LearnerConfig, Limits, Observer, OptimizerKind, Outcome, Phase, Schedule, UpdateSchedule,
@@ -20,7 +19,6 @@ use bellows_learner::{
 use bellows_ranks::{Exchange, ExchangeError, Tcp, Thread, threads};
 use bellows_runs::RunDir;
 use burn::tensor::Device;
-use toy::{SAMPLES, StopAfter, Toy, data, ending, net, of_ranks as config};
 
 /// A rank's Learner: rank 0 in `dir`, the others nowhere.
 fn rank(

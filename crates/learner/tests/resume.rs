@@ -1,15 +1,13 @@
 //! A run that was interrupted and resumed ends in the same bits as one that was not (contract P3, test T4).
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod toy;
-
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use crate::toy::{self, BATCHES, EPOCHS, Poison, StopAfter, Toy, config, data, ending, learner, no_poison};
 use bellows_learner::{Identity, LearnError, Learner, LearnerConfig, OptimizerKind, Outcome};
 use bellows_runs::RunDir;
 use burn::tensor::Device;
-use toy::{BATCHES, EPOCHS, Poison, StopAfter, Toy, config, data, ending, learner, no_poison};
 
 fn uninterrupted(config: LearnerConfig, poison: Poison) -> toy::Ending {
     let dir = tempfile::tempdir().unwrap();

@@ -1,12 +1,10 @@
 //! Going back after batches that are not finite: to a place that the settings chose, and past the data that did it (contract P3 and P6).
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod toy;
-
 use std::path::Path;
 
+use crate::toy::{self, BATCHES, Poison, Toy, config, data, ending, learner, learner_of};
 use bellows_learner::{LearnerConfig, Outcome, Place};
-use toy::{BATCHES, Poison, Toy, config, data, ending, learner, learner_of};
 
 /// Three batches of the second epoch.
 fn poison(epoch: usize, position: usize) -> bool {

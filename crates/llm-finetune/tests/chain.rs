@@ -4,9 +4,8 @@
 
 #[path = "../../chat/tests/support/assets.rs"]
 mod assets;
-#[path = "support/program.rs"]
-mod program;
 
+use crate::program;
 use serde_json::Value;
 
 const FILE: &str = "SmolLM2-135M-Instruct.Q4_1.gguf";

@@ -1,9 +1,7 @@
 //! `eval` as a user and a script meet it.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-#[path = "support/program.rs"]
-mod program;
-
+use crate::program::run;
 use bellows_qwen::adapter::LoraConfig;
 use bellows_qwen::base::Base;
 use bellows_qwen::export::write_transformers;
@@ -11,7 +9,6 @@ use bellows_qwen::load::replace;
 use bellows_qwen::peft;
 use bellows_weights::DType;
 use burn::tensor::Device;
-use program::run;
 use serde_json::Value;
 
 #[test]

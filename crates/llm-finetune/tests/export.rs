@@ -1,9 +1,7 @@
 //! `merge`, `export` and `data preview` as a user meets them, and the code of a run whose result cannot be saved.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-#[path = "support/program.rs"]
-mod program;
-
+use crate::program::run;
 use bellows_qwen::adapter::LoraConfig;
 use bellows_qwen::base::{Base, random};
 use bellows_qwen::export::{write_gguf, write_transformers};
@@ -13,7 +11,6 @@ use bellows_qwen::peft;
 use bellows_weights::gguf::{self, Gguf, Preset, TensorInfo};
 use bellows_weights::{BlockType, DType, WeightsError, read};
 use burn::tensor::Device;
-use program::run;
 
 #[test]
 fn an_adapter_alone_becomes_a_gguf_and_a_modelfile() {

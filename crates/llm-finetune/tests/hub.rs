@@ -1,6 +1,7 @@
 //! Models by their hub name, from a hub on this machine: what is downloaded, what comes from the cache, and what is said when neither goes.
 #![allow(clippy::unwrap_used, unreachable_pub, missing_docs, reason = "a test may panic")]
 
+#[path = "support/mod.rs"]
 mod support;
 
 use std::path::{Path, PathBuf};

@@ -1,11 +1,9 @@
 //! `plan` as a user meets it: the run that would begin, with all that is known of it beforehand.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-#[path = "support/program.rs"]
-mod program;
-
 use std::path::Path;
 
+use crate::program::{program, run};
 use bellows_qwen::adapter::{LoraConfig, Targets};
 use bellows_qwen::base::{Base, random};
 use bellows_qwen::export::write_transformers;
@@ -14,7 +12,6 @@ use bellows_qwen::model::ModelConfig;
 use bellows_qwen::peft;
 use bellows_weights::DType;
 use burn::tensor::Device;
-use program::{program, run};
 use serde_json::Value;
 
 /// GB that two runs of the same kind may be apart, less than a copy: the allocator keeps up to 0.06 between what is in use, one time in four.

@@ -1,8 +1,7 @@
 //! Adapters in files: what selects the maps comes back, and what is missing or does not exist is named. And what is held out of a data set is not learnt.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod support;
-
+use crate::support::{self, model, scatter, shape, tokenizer};
 use bellows_chat::{Template, Tokenizer};
 use bellows_qwen::adapter::{LoraConfig, Targets};
 use bellows_qwen::base::Base;
@@ -16,7 +15,6 @@ use bellows_qwen::storage::BaseDtype;
 use bellows_weights::DType;
 use burn::tensor::Device;
 use serde_json::{Value, json};
-use support::{model, scatter, shape, tokenizer};
 
 fn adapted(model: &CausalLm) -> Vec<String> {
     model.linears().filter(|(_, linear)| linear.lora.is_some()).map(|(name, _)| name).collect()

@@ -1,10 +1,9 @@
 //! What becomes of the rows of data sets: those that cannot be used, those that were there before, several sets in one, examples in a file.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod support;
-
 use std::path::{Path, PathBuf};
 
+use crate::support::{ending, settings};
 use bellows_chat::{ChatError, Encoded, Template, Tokenizer};
 use bellows_qwen::base::Base;
 use bellows_qwen::config::SftConfig;
@@ -14,7 +13,6 @@ use bellows_qwen::preference::Objective;
 use bellows_qwen::train::Finetune;
 use bellows_runs::RunDir;
 use burn::tensor::Device;
-use support::{ending, settings};
 
 fn tokenizer() -> Tokenizer {
     Tokenizer::byte_level([], 0).unwrap()
@@ -50,7 +48,8 @@ fn all(examples: &Examples) -> Vec<Encoded> {
 
 /// The texts of examples, in order.
 fn said(examples: &Examples) -> Vec<String> {
-    all(examples).iter().map(|example| tokenizer().decode(&example.ids, true).unwrap()).collect()
+    let tokenizer = tokenizer();
+    all(examples).iter().map(|example| tokenizer.decode(&example.ids, true).unwrap()).collect()
 }
 
 #[test]

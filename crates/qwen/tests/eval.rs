@@ -1,10 +1,9 @@
 //! What `eval` says of a model: losses against transformers' logits, choices and answers against the model's own.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod support;
-
 use std::path::{Path, PathBuf};
 
+use crate::support::{host, tokenizer};
 use bellows_chat::Template;
 use bellows_qwen::config::SftConfig;
 use bellows_qwen::eval::{Judge, Right, Scores, table};
@@ -18,7 +17,6 @@ use bellows_qwen::storage::BaseDtype;
 use bellows_weights::read;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use serde_json::{Value, json};
-use support::{host, tokenizer};
 
 fn golden(file: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/qwen2").join(file)

@@ -1,12 +1,11 @@
 //! A Llama model with a tokenizer of SentencePiece as GGUF: read back here, and in llama.cpp (`BELLOWS_PEERS_PYTHON`), it says the same.
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test may panic, and says what it skips")]
 
-mod support;
-
 use std::io::Write;
 use std::path::Path;
 use std::process::Command;
 
+use crate::support::{scatter, shape};
 use bellows_chat::Tokenizer;
 use bellows_qwen::arch::Architecture;
 use bellows_qwen::base::{Base, random};
@@ -16,7 +15,6 @@ use bellows_qwen::model::ModelConfig;
 use bellows_weights::gguf::{Gguf, Preset};
 use burn::tensor::Device;
 use serde_json::{Value, json};
-use support::{scatter, shape};
 
 /// Tokenises the texts of golden.json and goes on with the prompt: `model.gguf golden.json ours.json`.
 const PEER: &str = r#"

@@ -1,8 +1,7 @@
 //! What a `config.json` means against transformers (golden/layouts.py): rotary positions, scaled and not, in the layouts that are built here.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod support;
-
+use crate::support::{error, host};
 use bellows_chat::{TokenType, Tokenizer, Vocabulary};
 use bellows_qwen::base::Base;
 use bellows_qwen::export::{write_gguf, write_transformers};
@@ -14,7 +13,6 @@ use bellows_weights::DType;
 use bellows_weights::gguf::Preset;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use serde_json::Value;
-use support::{error, host};
 
 fn cases() -> Vec<Value> {
     serde_json::from_str(include_str!("golden/layouts.json")).unwrap()

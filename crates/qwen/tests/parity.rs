@@ -73,7 +73,8 @@ fn cases() -> &'static [&'static str] {
 /// Runs `tests` of this file on a device.
 fn by_a_child(device: &str, tests: &[&str], variables: &[(&str, OsString)]) {
     let mut child = Command::new(std::env::current_exe().unwrap());
-    child.args(tests).args(["--exact", "--test-threads=1", "--nocapture"]).env(DEVICE, device).envs(variables.iter().cloned());
+    child.args(tests.iter().map(|test| format!("parity::{test}")));
+    child.args(["--exact", "--test-threads=1", "--nocapture"]).env(DEVICE, device).envs(variables.iter().cloned());
     let output = child.output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     let passed = format!("{} passed", tests.len());

@@ -3,13 +3,12 @@
 //! Needs `BELLOWS_PEERS_PYTHON`, a Python with torch, transformers, peft, gguf and llama_cpp; skipped without it.
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test may panic, and says what it skips")]
 
-mod support;
-
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::Path;
 use std::process::Command;
 
+use crate::support::{host, scatter};
 use bellows_chat::{Conversation, Message, RenderOptions, Role, Template, Tokenizer};
 use bellows_qwen::adapter::{LoraConfig, Targets};
 use bellows_qwen::arch::Architecture;
@@ -24,7 +23,6 @@ use bellows_weights::gguf::{Gguf, Preset};
 use bellows_weights::{DType, Tensor as FileTensor, Tensors, to_safetensors};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use serde_json::json;
-use support::{host, scatter};
 
 const TEXTS: [&str; 5] = [
     "The fire glows orange; at 1,100 degrees the iron is soft.",

@@ -1,8 +1,6 @@
 //! Products in f16: what overflows is skipped, counted and named, the loss scale finds its place and survives, and pure f16 trains f16.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod support;
-
 use std::cell::RefCell;
 use std::io::Write;
 use std::path::Path;
@@ -11,6 +9,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use crate::support::{ending, error, examples, model, settings, shape, tokenizer};
 use bellows_chat::Template;
 use bellows_kernels::{Lowering, set_default_lowering};
 use bellows_learner::{LearnError, Notice, Observer, OptimizerKind, Outcome};
@@ -24,7 +23,6 @@ use bellows_qwen::train::{Finetune, FinetuneError};
 use bellows_runs::RunDir;
 use burn::module::Module;
 use burn::tensor::{Device, DeviceKind};
-use support::{ending, error, examples, model, settings, shape, tokenizer};
 
 const LENGTHS: [usize; 12] = [5, 9, 13, 7, 20, 11, 6, 15, 8, 10, 12, 14];
 
@@ -94,7 +92,7 @@ const CHILD: &str = "BELLOWS_PRECISION_CHILD";
 #[test]
 #[ignore = "nearly two minutes of lavapipe's compiler on a quiet machine"]
 fn pure_f16_on_a_device_is_that_of_the_processor() {
-    let name = "pure_f16_on_a_device_is_that_of_the_processor";
+    let name = "precision::pure_f16_on_a_device_is_that_of_the_processor";
     let Some(icd) = std::env::var_os("BELLOWS_LAVAPIPE") else {
         writeln!(std::io::stderr(), "skipped: set BELLOWS_LAVAPIPE to a Vulkan ICD file (.ci/lavapipe prints one)").unwrap();
         return;

@@ -1,10 +1,9 @@
 //! Losses of pairs against TRL's formulas in PyTorch (`tests/golden/preference.py`), and a run that learns what is preferred.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod support;
-
 use std::path::PathBuf;
 
+use crate::support::{self, begun, error, examples, host, model, settings, shape, train};
 use bellows_chat::{Batch, Encoded};
 use bellows_kernels::Precision;
 use bellows_learner::{Draw, Layout, Role, Stopwatch, Task};
@@ -23,7 +22,6 @@ use bellows_weights::read;
 use burn::module::Module;
 use burn::tensor::Device;
 use serde_json::Value;
-use support::{begun, error, examples, host, model, settings, shape, train};
 
 const OBJECTIVES: [Objective; 3] = [Objective::Orpo, Objective::Simpo, Objective::Dpo];
 

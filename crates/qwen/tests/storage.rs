@@ -1,12 +1,11 @@
 //! However a frozen base is stored, a step computes with exactly the values that are stored.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod support;
-
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use crate::support::{ending, error, examples, host, model, scatter, settings, shape, tokenizer};
 use bellows_chat::Template;
 use bellows_kernels::Precision;
 use bellows_learner::memory::peak_memory;
@@ -30,7 +29,6 @@ use bellows_weights::gguf::Preset;
 use burn::data::dataset::InMemDataset;
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Device, Distribution, Int, Tensor, TensorData};
-use support::{ending, error, examples, host, model, scatter, settings, shape, tokenizer};
 
 const LENGTHS: [usize; 5] = [5, 9, 13, 7, 20];
 
@@ -171,7 +169,7 @@ const CHILD: &str = "BELLOWS_HEAD_CHILD";
 #[test]
 #[cfg(target_os = "linux")]
 fn the_head_takes_no_more_than_a_block_of_logits() {
-    let name = "the_head_takes_no_more_than_a_block_of_logits";
+    let name = "storage::the_head_takes_no_more_than_a_block_of_logits";
     if std::env::var_os(CHILD).is_none() {
         let mut child = std::process::Command::new(std::env::current_exe().unwrap());
         let output = child.args([name, "--exact", "--nocapture"]).env(CHILD, "1").output().unwrap();

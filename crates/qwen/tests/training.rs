@@ -1,10 +1,9 @@
 //! What must not change a run's numbers does not, and what must does: packing, accumulation, noise, full fine-tuning, PEFT's adapters.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod support;
-
 use std::path::{Path, PathBuf};
 
+use crate::support::{self, ending, error, examples, host, model, scatter, settings, shape, train};
 use bellows_chat::{Batch, Encoded, PADDING};
 use bellows_learner::{Draw, Layout, OptimizerKind, Stopwatch, Task};
 use bellows_qwen::adapter::Targets;
@@ -24,7 +23,6 @@ use bellows_weights::{Tensor as FileTensor, read};
 use burn::data::dataset::InMemDataset;
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor, TensorData};
-use support::{ending, error, examples, host, model, scatter, settings, shape, train};
 
 /// Lengths that fill rows of 24 only together, and one that is longer than a row.
 const LENGTHS: [usize; 9] = [5, 9, 13, 7, 20, 3, 11, 2, 30];

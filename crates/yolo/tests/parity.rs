@@ -7,6 +7,7 @@
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "helpers of tests fail and report like tests")]
 
+#[path = "support/mod.rs"]
 mod support;
 
 use bellows_kernels::cube::launches;
@@ -20,6 +21,7 @@ use burn::backend::f16;
 use burn::module::Module;
 use burn::tensor::wgpu::WgpuBackend;
 use burn::tensor::{Device, DeviceKind, FloatDType, Tensor};
+use std::ffi::OsStr;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -224,35 +226,38 @@ fn a_step_reads_twice() {
     assert_eq!(what.count(&Device::flex(), scratch.path()).unwrap().reads, 2);
 }
 
+/// Runs [`random_objects_on_software_devices`] in a process that has that device.
+fn random_objects_by_a_child(variable: &str, value: &OsStr, api: &str) {
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child.args(["parity::random_objects_on_software_devices", "--exact", "--nocapture"]).env("BELLOWS_PARITY_CHILD", api);
+    match api {
+        "gl" => child.env("LIBGL_ALWAYS_SOFTWARE", "1").env("EGL_PLATFORM", "surfaceless"),
+        _ => child.env("VK_DRIVER_FILES", value),
+    };
+    let output = child.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains("1 passed"), "{variable}: {text}\n{}", String::from_utf8_lossy(&output.stderr));
+}
+
 /// The same numbers from each software device, inference and a whole step, without one convolution or matrix product of Burn's.
 ///
 /// A loader reads its variables when the device is made: the work is done by a child that has them set.
 #[test]
 fn random_objects_on_software_devices() {
     let Some(api) = std::env::var_os("BELLOWS_PARITY_CHILD") else {
-        for (variable, icd, api) in [
-            ("BELLOWS_SWIFTSHADER", ".ci/swiftshader", "vulkan"),
-            ("BELLOWS_LAVAPIPE", ".ci/lavapipe", "vulkan"),
-            ("BELLOWS_MESA_GL", "where libegl1 is installed, 1", "gl"),
-        ] {
-            let Some(value) = std::env::var_os(variable) else {
-                writeln!(std::io::stderr(), "skipped: set {variable} ({icd})").unwrap();
-                continue;
-            };
-            let mut child = Command::new(std::env::current_exe().unwrap());
-            child.args(["random_objects_on_software_devices", "--exact", "--nocapture"]).env("BELLOWS_PARITY_CHILD", api);
-            match api {
-                "gl" => child.env("LIBGL_ALWAYS_SOFTWARE", "1").env("EGL_PLATFORM", "surfaceless"),
-                _ => child.env("VK_DRIVER_FILES", value),
-            };
-            let output = child.output().unwrap();
-            let text = String::from_utf8_lossy(&output.stdout);
-            assert!(
-                output.status.success() && text.contains("1 passed"),
-                "{variable}: {text}\n{}",
-                String::from_utf8_lossy(&output.stderr)
-            );
-        }
+        // All at once: most of it is a driver's compiler, which has one thread.
+        std::thread::scope(|scope| {
+            for (variable, icd, api) in [
+                ("BELLOWS_SWIFTSHADER", ".ci/swiftshader", "vulkan"),
+                ("BELLOWS_LAVAPIPE", ".ci/lavapipe", "vulkan"),
+                ("BELLOWS_MESA_GL", "where libegl1 is installed, 1", "gl"),
+            ] {
+                match std::env::var_os(variable) {
+                    Some(value) => drop(scope.spawn(move || random_objects_by_a_child(variable, &value, api))),
+                    None => writeln!(std::io::stderr(), "skipped: set {variable} ({icd})").unwrap(),
+                }
+            }
+        });
         return;
     };
     set_default_lowering(Lowering::Gemm);

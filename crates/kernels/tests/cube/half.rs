@@ -3,7 +3,9 @@
 
 use crate::launches::{assert_ours, trace};
 use crate::norm::error_of_moments;
-use crate::support::{Case, Numbers, any_convolution, case, cases, cube, data, device, numbers, on_each_device, pattern, relative};
+use crate::support::{
+    Case, Numbers, any_convolution, any_window, case, cases, cube, data, device, numbers, on_each_device, pattern, relative,
+};
 use bellows_kernels::cube::set_workspace_bytes;
 use bellows_kernels::operands::{Bias, Moments, NormChannels};
 use bellows_kernels::ops::KernelOps;
@@ -78,7 +80,7 @@ fn random_shapes() {
     if !on_each_device("half::random_shapes") || !has_half() {
         return;
     }
-    cases(3, any_convolution(300_000), |(case, workspace)| {
+    cases(3, any_convolution(300_000, any_window()), |(case, workspace)| {
         set_workspace_bytes(workspace);
         // 1,024 times a gradient of so many terms is within f16.
         check_convolution(&Case { co: case.co.min(1000 / (case.k * case.k)), ..case });

@@ -75,7 +75,12 @@ pub(crate) fn device() -> cubecl::Device {
 
 /// Checks so many cases, the same in every run.
 pub(crate) fn cases<S: Strategy>(count: u32, strategy: S, check: impl Fn(S::Value)) {
-    let config = Config { cases: count, failure_persistence: None, rng_seed: RngSeed::Fixed(1), ..Config::default() };
+    cases_from(1, count, strategy, check);
+}
+
+/// The same, others for another seed.
+pub(crate) fn cases_from<S: Strategy>(seed: u64, count: u32, strategy: S, check: impl Fn(S::Value)) {
+    let config = Config { cases: count, failure_persistence: None, rng_seed: RngSeed::Fixed(seed), ..Config::default() };
     let checked = TestRunner::new(config).run(&strategy, |case| {
         check(case);
         Ok(())
@@ -129,10 +134,16 @@ pub(crate) fn case(x: [usize; 4], co: usize, k: usize, stride: usize, padding: u
     Case { x, co, k, config: ConvConfig::new(stride, padding, Lowering::Gemm) }
 }
 
-/// A convolution of any kind, of at most `work` numbers by taps, and the bytes that the parts of its weight gradient may take.
-pub(crate) fn any_convolution(work: usize) -> impl Strategy<Value = (Case, usize)> {
+/// Kernel, stride and padding.
+pub(crate) type Window = (usize, usize, usize);
+
+pub(crate) fn any_window() -> impl Strategy<Value = Window> {
+    (prop::sample::select(vec![1usize, 3, 5]), 1usize..=3, 0usize..=2)
+}
+
+/// A convolution with such a window, of at most `work` numbers by taps, and the bytes that the parts of its weight gradient may take.
+pub(crate) fn any_convolution(work: usize, window: impl Strategy<Value = Window>) -> impl Strategy<Value = (Case, usize)> {
     let sizes = [1usize..=5, 1..=130, 1..=130, 1..=70, 1..=70];
-    let window = (prop::sample::select(vec![1usize, 3, 5]), 1usize..=3, 0usize..=2);
     (sizes, window, 0..5usize, 1usize..200_000).prop_map(move |(mut sizes, (k, stride, padding), first, workspace)| {
         // A software device has no time for all of them at once; which one stays long is drawn too.
         for i in (0..5).map(|i| (first + i) % 5) {

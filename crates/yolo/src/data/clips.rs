@@ -103,7 +103,7 @@ fn begun<'a>(known: &HashMap<Key<'a>, u32>, parts: &mut [Part]) -> Vec<usize> {
     let mut begun: Vec<usize> = (0..parts.len()).collect();
     let day_before = |(key, after): (&Key<'a>, &u32)| match key {
         Key::Named(name, camera, Some(day)) => {
-            let before = known.get(&Key::Named(*name, *camera, Some(day - 1)))?;
+            let before = known.get(&Key::Named(name, *camera, Some(day - 1)))?;
             Some((*day, *before as usize, *after as usize))
         }
         _ => None,

@@ -258,7 +258,7 @@ fn a_download_of_links_is_called_by_its_names() {
     }
     let refused = DataConfig::load_with(&tree.root(), &[], None).unwrap_err().to_string();
     assert!(refused.contains(&format!("--allow-outside {}", blobs.canonicalize().unwrap().display())), "{refused}");
-    let config = DataConfig::load_with(&tree.root(), &[blobs.clone()], None).unwrap();
+    let config = DataConfig::load_with(&tree.root(), std::slice::from_ref(&blobs), None).unwrap();
     let found = scan(&config, Split::Train, &ScanOptions { cache_dir: None, ..ScanOptions::default() }, &|_, _| {}).unwrap();
     assert!(found.len() == 1 && found.notes[0].starts_with("Train.json: classes"), "{:?}", found.notes);
     std::fs::write(blobs.join("3fa9"), "{").unwrap();

@@ -123,7 +123,7 @@ fn by_our_products(variable: &str, script: &str, tests: &[&str]) {
     by_a_child("vulkan", tests, &[("VK_DRIVER_FILES", icd)]);
 }
 
-/// What one more layer adds to a step, forward and backward, beside a base in f32, in bf16s two to a word and in int8. Says nothing on the processor,
+/// What one more layer adds to a step, forward and backward, beside a base in f32, in bf16s two to a word, in int8 and in NF4. Says nothing on the processor,
 /// where nothing is launched.
 #[test]
 fn a_layer_is_few_launches() {
@@ -139,8 +139,10 @@ fn a_layer_is_few_launches() {
         None => cut(&weights, name),
     };
     let counts = [("q_proj k_proj v_proj o_proj", 33), ("q_proj k_proj v_proj o_proj gate_proj up_proj down_proj", 39)];
-    let bases = [(BaseDtype::Auto, false), (BaseDtype::Auto, true), (BaseDtype::Int8, true)];
-    for ((targets, most), (dtype, packed)) in counts.into_iter().flat_map(|count| bases.map(|base| (count, base))) {
+    // A weight in NF4 is made dense, a launch each, for the product with it and for that of the gradient of its input: of seven maps, whichever have adapters.
+    let bases = [(BaseDtype::Auto, false, 0), (BaseDtype::Auto, true, 0), (BaseDtype::Int8, true, 0), (BaseDtype::Nf4, true, 2 * 7)];
+    for ((targets, most), (dtype, packed, dense)) in counts.into_iter().flat_map(|count| bases.map(|base| (count, base))) {
+        let most = most + dense;
         let of = |layers: usize, checkpointing: Checkpointing| {
             let config = ModelConfig { num_hidden_layers: layers, ..case.config.clone() };
             let names = targets.split(' ').map(str::to_owned).collect();

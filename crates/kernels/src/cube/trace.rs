@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ops::AddAssign;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use burn_cubecl::tensor::CubeTensor;
@@ -98,6 +98,27 @@ fn watched<T>(work: impl FnOnce() -> T) -> (T, (Launches, Launches)) {
 pub fn launches<T>(work: impl FnOnce() -> T) -> (T, Launches) {
     let (result, (launches, _)) = watched(work);
     (result, launches)
+}
+
+/// The most that `of` has said at a launch.
+struct Most<F> {
+    of: F,
+    most: AtomicU64,
+}
+
+impl<F: Fn() -> u64 + Send + Sync> LaunchObserver for Most<F> {
+    fn launched(&self, _kernel: &'static str) {
+        self.most.fetch_max((self.of)(), Ordering::Relaxed);
+    }
+}
+
+/// What `work` returns, and the most that `of` says when the process launches a kernel meanwhile: of the memory that a device has in use, in bytes.
+pub fn most_at_launches<T>(of: impl Fn() -> u64 + Send + Sync + 'static, work: impl FnOnce() -> T) -> (T, u64) {
+    let most = Arc::new(Most { of, most: AtomicU64::new(0) });
+    let watching = LaunchObservation::new(most.clone());
+    let result = work();
+    drop(watching);
+    (result, most.most.load(Ordering::Relaxed))
 }
 
 /// What a step does on a GPU.

@@ -1,4 +1,4 @@
-//! Both programs on Vulkan devices without a GPU: what is learnt there is what the processor learns, in f32 and in f16.
+//! Both programs on Vulkan devices without a GPU: what is learnt there is what the processor learns, in f32 and in f16. And `benchmark --count` of both.
 //!
 //! `BELLOWS_SWIFTSHADER` and `BELLOWS_LAVAPIPE` name their ICD files (`.ci/swiftshader` and `.ci/lavapipe` print them); without one a test says that it is
 //! skipped. The runs are small, those of lavapipe ignored unless asked for, for its compiler sits for seconds over each kernel:
@@ -10,6 +10,7 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::support::{expect_code, llm_finetune, tiny_chats, tiny_data, yolo_train};
+use serde_json::Value;
 
 /// How far losses in f32 may be from the processor's: a rounding may decide what an anchor learns, and grows with every update.
 const PLAIN: f64 = 0.005;
@@ -96,4 +97,41 @@ fn chats_are_learnt_on_swiftshader() {
 #[ignore = "minutes of lavapipe's compiler: docs/software-devices.sh has the longer run"]
 fn chats_are_learnt_on_lavapipe_in_f16() {
     chats(LAVAPIPE, &["--precision", "fp16"], HALF);
+}
+
+/// What `benchmark --count` of a step says, which is all a program does there but for its probe.
+fn counts(program: fn(&Path, &[&str]) -> Command, step: &str) {
+    let Some(icd) = icd(SWIFTSHADER) else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let args = format!("benchmark --device vulkan:0 --count --json {step}");
+    let args = args.split(' ').collect::<Vec<&str>>();
+    let (out, _) = expect_code(program(dir.path(), &args).env("VK_DRIVER_FILES", icd), 0);
+    let counted: Value = serde_json::from_str(&out).unwrap();
+    let number = |value: &Value| value.as_u64().unwrap_or_else(|| panic!("{value} in {out}"));
+    let sum = |by_name: &Value| by_name.as_object().unwrap().values().map(number).sum::<u64>();
+    for key in ["launches", "bytes", "flops", "reads"] {
+        assert!(number(&counted[key]) > 0, "{key} in {out}");
+    }
+    assert_eq!(sum(&counted["kernels"]), number(&counted["launches"]), "{out}");
+    assert_eq!(sum(&counted["unknown"]), number(&counted["unknown_launches"]), "{out}");
+    let known = counted["work"].as_object().unwrap().values();
+    let of_ours = known.clone().map(|done| number(&done["launches"])).sum::<u64>();
+    assert_eq!(of_ours + number(&counted["unknown_launches"]), number(&counted["launches"]), "what is told of is launched: {out}");
+    assert_eq!(known.map(|done| number(&done["bytes"])).sum::<u64>(), number(&counted["bytes"]));
+    for card in ["RX 5600 XT", "RX 6700 XT", "RX 7900 XT", "MI50", "TITAN RTX", "RTX 3060"] {
+        for key in ["memory_s", "launches_s", "over_products_at_60_percent"] {
+            assert!(counted["roofline"][card][key].as_f64().is_some_and(|value| value > 0.0), "{key} of {card} in {out}");
+        }
+        assert!(counted["sources"][card].as_array().is_some_and(|sources| sources.len() == 2), "{card} in {out}");
+    }
+}
+
+#[test]
+fn a_detectors_step_is_counted_on_swiftshader() {
+    counts(yolo_train, "--conv gemm --batch 1 --imgsz 64 --boxes 3");
+}
+
+#[test]
+fn a_step_of_words_is_counted_on_swiftshader() {
+    counts(llm_finetune, "--products own --size tiny --seq 16 --rank 4");
 }

@@ -11,8 +11,8 @@ use crate::failure::{Failure, Usage};
 
 /// What a step launches, and what is known of it.
 struct Step<'a> {
-    work: &'a BTreeMap<&'static str, Done>,
-    /// Bytes and operations of each kernel of ours.
+    counted: &'a Counted,
+    /// Bytes and operations of each kernel that is known.
     known: Vec<(u64, u64)>,
     bytes: u64,
     flops: u64,
@@ -26,23 +26,16 @@ struct Step<'a> {
 /// # Errors
 /// There are no launches: that was no GPU.
 pub fn say_launches(counted: &Counted, half: bool, json: bool) -> Result<(), Failure> {
-    let Counted { launches, work, reads } = counted;
-    let total: usize = launches.values().sum();
-    if total == 0 {
+    let step = Step::new(counted);
+    if step.launches == 0 {
         return Err(Usage("benchmark --count: the processor launches nothing; name a GPU with --device".into()).into());
     }
-    let step = Step::new(work, total);
     if json {
-        let mut all = step.json(half);
-        all["kernels"] = json!(launches);
-        all["reads"] = (*reads).into();
-        say(&all.to_string());
+        say(&step.json(half).to_string());
         return Ok(());
     }
-    let mut kernels: Vec<(&&str, &usize)> = launches.iter().collect();
-    kernels.sort_by_key(|(name, count)| (Reverse(**count), **name));
-    kernels.iter().for_each(|(name, count)| say(&format!("{count:>6}  {name}")));
-    say(&format!("{total:>6}  launches to a step, which waits for numbers of the device {reads} times\n"));
+    by_count(&counted.launches).iter().for_each(|line| say(line));
+    say(&format!("{:>6}  launches to a step, which waits for numbers of the device {} times\n", step.launches, counted.reads));
     step.say_work();
     step.say_roofline(false);
     if half {
@@ -56,11 +49,18 @@ pub fn say_launches(counted: &Counted, half: bool, json: bool) -> Result<(), Fai
     Ok(())
 }
 
+/// A line to a kernel, the most frequent first.
+fn by_count(launches: &BTreeMap<&'static str, usize>) -> Vec<String> {
+    let mut kernels: Vec<_> = launches.iter().collect();
+    kernels.sort_by_key(|(name, count)| (Reverse(**count), **name));
+    kernels.iter().map(|(name, count)| format!("{count:>6}  {name}")).collect()
+}
+
 impl<'a> Step<'a> {
-    fn new(work: &'a BTreeMap<&'static str, Done>, launches: usize) -> Self {
-        let known: Vec<(u64, u64)> = work.values().map(|done| (done.bytes, done.flops)).collect();
+    fn new(counted: &'a Counted) -> Self {
+        let known: Vec<(u64, u64)> = counted.work.values().map(|done| (done.bytes, done.flops)).collect();
         let (bytes, flops) = known.iter().fold((0, 0), |(bytes, flops), more| (bytes + more.0, flops + more.1));
-        Self { work, known, bytes, flops, launches }
+        Self { counted, known, bytes, flops, launches: counted.launches.values().sum() }
     }
 
     /// Seconds at best by memory, by arithmetic and by launches, and how many times those of the products alone at 60 % of the peak they are together.
@@ -70,7 +70,8 @@ impl<'a> Step<'a> {
     }
 
     fn json(&self, half: bool) -> Value {
-        let work: BTreeMap<_, _> = self.work.iter().map(|(name, done)| (name, row_json(done))).collect();
+        let Counted { launches, unknown, work, reads } = self.counted;
+        let work: BTreeMap<_, _> = work.iter().map(|(name, done)| (name, row_json(done))).collect();
         let roofline = |half: bool| {
             let of_card = |card: &Card| {
                 let ([memory, arithmetic, launches], ratio) = self.on(card, half);
@@ -79,9 +80,10 @@ impl<'a> Step<'a> {
             CARDS.iter().map(|card| (card.name, of_card(card))).collect::<BTreeMap<_, _>>()
         };
         let mut all = json!({
-            "launches": self.launches, "unknown_launches": self.unknown(), "work": work, "bytes": self.bytes, "flops": self.flops,
-            "roofline": roofline(false),
+            "launches": self.launches, "unknown_launches": self.unknown(), "unknown": unknown,
+            "work": work, "bytes": self.bytes, "flops": self.flops, "roofline": roofline(false),
             "sources": CARDS.iter().map(|card| (card.name, [card.rates_from, card.launch_from])).collect::<BTreeMap<_, _>>(),
+            "kernels": launches, "reads": reads,
         });
         if half {
             all["roofline_f16"] = json!(roofline(true));
@@ -89,27 +91,29 @@ impl<'a> Step<'a> {
         all
     }
 
-    /// Launches of kernels that do not say what they are given, Burn's: bytes and operations of them are in no figure here.
+    /// Launches that nobody has told of, of Burn's kernels: bytes and operations of them are in no figure here.
     fn unknown(&self) -> usize {
-        self.launches.saturating_sub(self.work.values().map(|done| done.launches).sum())
+        self.counted.unknown.values().sum()
     }
 
-    fn said_unknown(&self) -> Option<String> {
+    fn said_unknown(&self) -> Vec<String> {
         let unknown = self.unknown();
-        (unknown > 0)
-            .then(|| format!("{unknown:>6} launches of Burn's kernels: neither bytes nor FLOPs are known, and no figure here has them"))
+        let all = format!("{unknown:>6} launches of Burn's kernels: neither bytes nor FLOPs are known, and no figure here has them");
+        let said = (unknown > 0).then_some(all);
+        said.into_iter().chain(by_count(&self.counted.unknown)).collect()
     }
 
     /// What each kernel moves and computes, and how many of its workgroups fit.
     fn say_work(&self) {
         say(&format!("{:>6} {:>9} {:>9}  of the kernels that count what they are given", "times", "MB", "GFLOP"));
-        let mut rows: Vec<_> = self.work.iter().collect();
+        let work = &self.counted.work;
+        let mut rows: Vec<_> = work.iter().collect();
         rows.sort_by_key(|(_, done)| Reverse(done.bytes));
         let row = |name: &str, launches: usize, bytes: u64, flops: u64| {
             say(&format!("{launches:>6} {:>9.1} {:>9.2}  {name}", bytes as f64 / 1e6, flops as f64 / 1e9));
         };
         rows.iter().for_each(|(name, done)| row(name, done.launches, done.bytes, done.flops));
-        row("together", self.work.values().map(|done| done.launches).sum(), self.bytes, self.flops);
+        row("together", work.values().map(|done| done.launches).sum(), self.bytes, self.flops);
         self.said_unknown().iter().for_each(|line| say(line));
         rows.retain(|(_, done)| done.shared + done.registers > 0);
         if rows.is_empty() {
@@ -155,7 +159,8 @@ mod tests {
             ("product", Done { launches: 1, flops: 1_330_000_000_000, ..Done::default() }),
             ("copy", Done { launches: 1, bytes: 1_024_000_000, ..Done::default() }),
         ]);
-        let step = Step::new(&work, 1000);
+        let counted = Counted { launches: BTreeMap::from([("some", 1000)]), work, ..Counted::default() };
+        let step = Step::new(&counted);
         let card = CARDS.into_iter().find(|card| card.name == "MI50").unwrap();
         for (half, products) in [(false, 0.1), (true, 1.33 / 26.5)] {
             let ([memory, arithmetic, launches], ratio) = step.on(&card, half);
@@ -170,14 +175,22 @@ mod tests {
     }
 
     #[test]
-    fn launches_that_nothing_is_known_of_are_counted() {
-        let work = BTreeMap::from([
-            ("product", Done { launches: 3, flops: 1, ..Done::default() }),
-            ("copy", Done { launches: 2, ..Done::default() }),
-        ]);
-        let step = Step::new(&work, 12);
-        assert!(step.said_unknown().is_some_and(|line| line.starts_with("     7 launches of Burn's kernels: ")));
-        assert_eq!(step.json(false)["unknown_launches"], 7);
-        assert_eq!(Step::new(&work, 5).said_unknown(), None);
+    fn launches_that_nothing_is_known_of_are_counted_by_name() {
+        let counted = Counted {
+            launches: BTreeMap::from([("ours", 5), ("sum", 3), ("fill", 4)]),
+            unknown: BTreeMap::from([("sum", 3), ("fill", 4)]),
+            work: BTreeMap::from([("product", Done { launches: 5, flops: 1, ..Done::default() })]),
+            ..Counted::default()
+        };
+        let step = Step::new(&counted);
+        let said = step.said_unknown();
+        assert!(said[0].starts_with("     7 launches of Burn's kernels: "), "{said:?}");
+        assert_eq!(said[1..], ["     4  fill", "     3  sum"]);
+        let json = step.json(false);
+        assert_eq!(
+            (&json["unknown_launches"], &json["unknown"], &json["launches"]),
+            (&json!(7), &json!({ "fill": 4, "sum": 3 }), &json!(12))
+        );
+        assert!(Step::new(&Counted { unknown: BTreeMap::new(), ..counted.clone() }).said_unknown().is_empty());
     }
 }

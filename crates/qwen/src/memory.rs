@@ -417,14 +417,19 @@ mod tests {
         assert!((more - (2.0 * rows - (2.0 - 0.5625) * (1_543_714_304.0 - rows))).abs() < 1e6, "{more}");
     }
 
-    /// A base of published weights, in f16 where factors are; beside what a driver takes and allocators lose 5 GB were asked.
+    /// A base of published weights, in f16 where factors are. Beside what a driver takes and allocators lose, which are assumed, at most 5 GB were asked.
     #[test]
     fn one_and_a_half_billion_in_f16_take_five_gigabytes_of_a_card() {
         let config = SftConfig { precision: RunPrecision::Fp16, ..SftConfig::default() }.stored_at(Place::Card);
         let storage = Storage::asked(config.base_dtype).unwrap();
         let run = Footprint::new(&Size::named("1.5B").unwrap().shape(), &config, storage, Place::Card).unwrap();
-        let peak = run.at(1, 2048, Checkpointing::ALL).peak();
-        assert!((peak - 5.469e9).abs() < 5e6, "{peak}");
+        let plan = run.at(1, 2048, Checkpointing::ALL);
+        assert!((plan.peak() - 5.469e9).abs() < 5e6, "{plan:?}");
+        // Gradients of the batch and of the window, weights in one piece and new ones, two new moments; the rest of what comes and goes is on its way down.
+        let passing = plan.workspace - CONTEXT - 6.0 * plan.adapters;
+        let lost = (1.0 - 1.0 / CARD_LOSS) * (plan.activations + plan.logits + passing);
+        let counted = plan.peak() - CONTEXT - lost;
+        assert!((4.9e9..5.0e9).contains(&counted), "{counted} of {plan:?}");
         // In NF4, beside rows of half the size that nobody rounds again.
         let of = |config| Footprint::new(&Size::named("1.5B").unwrap().shape(), &config, Storage::Nf4, Place::Card).unwrap();
         let peaks = [config, SftConfig::default()].map(|config| of(config).at(1, 2048, Checkpointing::ALL).peak());

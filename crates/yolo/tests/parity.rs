@@ -10,7 +10,7 @@
 #[path = "support/mod.rs"]
 mod support;
 
-use bellows_kernels::cube::launches;
+use bellows_kernels::cube::{Counted, launches};
 use bellows_kernels::{Lowering, set_default_lowering};
 use bellows_yolo::bench::Benchmark;
 use bellows_yolo::boxes::Label;
@@ -21,7 +21,7 @@ use burn::backend::f16;
 use burn::module::Module;
 use burn::tensor::wgpu::WgpuBackend;
 use burn::tensor::{Device, DeviceKind, FloatDType, Tensor};
-use std::ffi::OsStr;
+use std::ffi::OsString;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -226,25 +226,32 @@ fn a_step_reads_twice() {
     assert_eq!(what.count(&Device::flex(), scratch.path()).unwrap().reads, 2);
 }
 
-/// Runs [`random_objects_on_software_devices`] in a process that has that device.
-fn random_objects_by_a_child(variable: &str, value: &OsStr, api: &str) {
+/// Set in a child, to what it computes by.
+const CHILD: &str = "BELLOWS_PARITY_CHILD";
+
+/// Runs a test of this file once more, in a process of its own with these variables: a loader reads them when the device is made.
+fn by_a_child(test: &str, api: &str, variables: &[(&str, OsString)]) {
     let mut child = Command::new(std::env::current_exe().unwrap());
-    child.args(["parity::random_objects_on_software_devices", "--exact", "--nocapture"]).env("BELLOWS_PARITY_CHILD", api);
-    match api {
-        "gl" => child.env("LIBGL_ALWAYS_SOFTWARE", "1").env("EGL_PLATFORM", "surfaceless"),
-        _ => child.env("VK_DRIVER_FILES", value),
-    };
+    let name = format!("parity::{test}");
+    child.args([name.as_str(), "--exact", "--nocapture"]).env(CHILD, api).envs(variables.iter().cloned());
     let output = child.output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && text.contains("1 passed"), "{variable}: {text}\n{}", String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success() && text.contains("1 passed"), "{variables:?}: {text}\n{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// The value of a variable; says what a test without it is skipped for.
+fn asked_for(variable: &str, icd: &str) -> Option<OsString> {
+    let value = std::env::var_os(variable);
+    if value.is_none() {
+        writeln!(std::io::stderr(), "skipped: set {variable} ({icd})").unwrap();
+    }
+    value
 }
 
 /// The same numbers from each software device, inference and a whole step, without one convolution or matrix product of Burn's.
-///
-/// A loader reads its variables when the device is made: the work is done by a child that has them set.
 #[test]
 fn random_objects_on_software_devices() {
-    let Some(api) = std::env::var_os("BELLOWS_PARITY_CHILD") else {
+    let Some(api) = std::env::var_os(CHILD) else {
         // All at once: most of it is a driver's compiler, which has one thread.
         std::thread::scope(|scope| {
             for (variable, icd, api) in [
@@ -252,10 +259,14 @@ fn random_objects_on_software_devices() {
                 ("BELLOWS_LAVAPIPE", ".ci/lavapipe", "vulkan"),
                 ("BELLOWS_MESA_GL", "where libegl1 is installed, 1", "gl"),
             ] {
-                match std::env::var_os(variable) {
-                    Some(value) => drop(scope.spawn(move || random_objects_by_a_child(variable, &value, api))),
-                    None => writeln!(std::io::stderr(), "skipped: set {variable} ({icd})").unwrap(),
-                }
+                let Some(value) = asked_for(variable, icd) else { continue };
+                scope.spawn(move || {
+                    let variables = match api {
+                        "gl" => vec![("LIBGL_ALWAYS_SOFTWARE", "1".into()), ("EGL_PLATFORM", "surfaceless".into())],
+                        _ => vec![("VK_DRIVER_FILES", value)],
+                    };
+                    by_a_child("random_objects_on_software_devices", api, &variables);
+                });
             }
         });
         return;
@@ -291,6 +302,53 @@ fn random_objects_on_software_devices() {
     assert!(most <= 800, "{most} launches to a step: {step:#?}");
     if device.supports_dtype(FloatDType::F16) {
         check_half(&plain(), &device);
+    }
+}
+
+/// Bytes an image of a step in f32 with images of 64 pixels: what two images have more than one. And no launch of it is unknown but a few small ones.
+#[test]
+fn bytes_of_a_step_are_counted() {
+    const NAME: &str = "bytes_of_a_step_are_counted";
+    if std::env::var_os(CHILD).is_none() {
+        if let Some(icd) = asked_for("BELLOWS_SWIFTSHADER", ".ci/swiftshader") {
+            by_a_child(NAME, "vulkan", &[("VK_DRIVER_FILES", icd)]);
+        }
+        return;
+    }
+    set_default_lowering(Lowering::Gemm);
+    let (device, scratch) = (Device::vulkan(DeviceKind::Cpu), tempfile::tempdir().unwrap());
+    let count = |batch| {
+        let what = Benchmark { scale: Scale::N, batch, imgsz: 64, classes: 4, steps: 1, boxes: 3, half: false };
+        what.count(&device, scratch.path()).unwrap()
+    };
+    let counts = [1, 2].map(count);
+    let of_an_image = |bytes: &dyn Fn(&Counted) -> u64| bytes(&counts[1]) - bytes(&counts[0]);
+
+    // At 640 pixels layers 2, 4, 6 and 8 have so many numbers in what a bottleneck makes, and 4 and 6 two of them. Shortcuts are added once, and once more for the
+    // backward pass.
+    let [second, fourth, sixth, eighth] = [409_600, 204_800, 102_400, 51_200];
+    let shortcuts = 2 * (second + 2 * fourth + 2 * sixth + eighth);
+    // Gradients that meet: of what a chain begins with two, of what lies between its bottlenecks three.
+    let chains = second + fourth + sixth + eighth + 2 * (fourth + sixth);
+    // Of the outputs of layers 4, 6, 9 and 12 two, of 15 and 18 three, of 21 two.
+    let maps = 409_600 + 204_800 + 102_400 + 204_800 + 2 * 409_600 + 2 * 204_800 + 102_400;
+    // And of all but the last of the pooling pyramid's maps two.
+    let pyramid = 3 * 51_200;
+    // Two tensors of f32 are read and one is written, and there are a hundredth of the pixels.
+    assert_eq!(of_an_image(&|counted| counted.work["sum of two"].bytes), 3 * 4 * (shortcuts + chains + maps + pyramid) / 100);
+    // Together 10.5 MB by arithmetic: of a convolution's inputs three passes and of its outputs ten, joins, sums, pooling, doubling and the loss. Parts of weight
+    // gradients are cut by the batch.
+    let all = of_an_image(&|counted| counted.work.values().map(|done| done.bytes).sum());
+    println!("{all} bytes an image: {counts:#?}");
+    assert!((9_600_000..11_500_000).contains(&all), "{all} bytes an image");
+
+    for counted in &counts {
+        // Sums of the loss's terms and of six biases' gradients, tensors of 1 that gradients begin with, factors of the loss, one of its terms, and parts of joined
+        // gradients that are put in order.
+        let small = ["reduce", "full_kernel", "MulOp", "slice_kernel", "contiguous"];
+        let other = counted.unknown.keys().find(|kernel| !small.iter().any(|name| kernel.contains(name)));
+        let unknown: usize = counted.unknown.values().sum();
+        assert!(other.is_none() && unknown <= 40, "{unknown} launches that nothing is known of: {:#?}", counted.unknown);
     }
 }
 

@@ -152,7 +152,7 @@ pub(crate) fn direct_sums<A: Float, B: Numeric, F: Float>(
                     if comptime!(block.packing == Packing::Int8) {
                         row = at / args.b_columns;
                     }
-                    right[j] = number_at::<B, F>(b, at, scales, row, comptime!(block.packing));
+                    right[j] = number_at::<B, F>(b, at, scales, row, args.one, comptime!(block.packing));
                 }
                 add_term::<A, F>(a, &at_a, &right, sums, term as usize * args.a_k, args.one, block);
                 term += 1u32;

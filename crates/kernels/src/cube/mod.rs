@@ -52,7 +52,7 @@ pub use shared::{distrust_shared_memory, shared_memory_works};
 pub use sizes::{Class, Maker, Size, set_maker, set_tuned};
 use std::sync::Once;
 use std::sync::atomic::{AtomicUsize, Ordering};
-pub use trace::{Counted, Done, Launches, Work, launches};
+pub use trace::{Counted, Done, Launches, Work, launches, most_at_launches};
 pub use units::matrix_units;
 
 /// One megabyte unless [`set_workspace_mb`] says otherwise: a weight of YOLOv8n that is larger makes blocks enough for a GPU by itself.

@@ -46,28 +46,34 @@ impl Packing {
 /// it is multiplied in between.
 #[cube]
 pub(super) fn rounded<F: Float>(value: f32, one: f32) -> f32 {
-    let product = F::cast_from(value) * F::cast_from(one);
-    f32::cast_from(product)
+    let size = F::size().comptime();
+    if comptime!(size < size_of::<f32>()) {
+        let product = F::cast_from(value) * F::cast_from(one);
+        f32::cast_from(product)
+    } else {
+        value
+    }
 }
 
-/// Number `at` of a factor, in row `row` of its matrix in memory if it is scaled by rows. What is packed is rounded to `F`, the type of factors.
+/// Number `at` of a factor, in row `row` of its matrix in memory if it is scaled by rows. What is packed is rounded to `F`, the type of factors; `one` is 1.
 #[cube]
 pub(super) fn number_at<E: Numeric, F: Float>(
     from: &Tensor<E>,
     at: usize,
     scales: &Tensor<f32>,
     row: usize,
+    one: f32,
     #[comptime] packing: Packing,
 ) -> f32 {
     if comptime!(packing == Packing::Bf16) {
         let word = u32::cast_from(from[at / 2usize]);
         let value = f32::reinterpret((word >> ((at % 2usize) as u32 * 16u32)) << 16u32);
-        f32::cast_from(F::cast_from(value))
+        rounded::<F>(value, one)
     } else if comptime!(packing == Packing::Int8) {
         let word = u32::cast_from(from[at / 4usize]);
         let byte = (word >> ((at % 4usize) as u32 * 8u32)) & 255u32;
         let number = f32::cast_from(byte) - select(byte > 127u32, 256.0f32, 0.0f32);
-        f32::cast_from(F::cast_from(scales[row] * number))
+        rounded::<F>(scales[row] * number, one)
     } else {
         f32::cast_from(from[at])
     }

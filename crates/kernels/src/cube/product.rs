@@ -112,10 +112,10 @@ pub(crate) fn shared_sums<A: Float, B: Numeric, F: Float>(
             let more = k < part.end;
             if more {
                 let at_a = base_a + k as usize * args.a_k;
-                fetch_matrix::<A, F>(a, scales, args.b_columns, at_a, part.end - k, &a_copies, &mut a_values, left);
+                fetch_matrix::<A, F>(a, scales, args.b_columns, args.one, at_a, part.end - k, &a_copies, &mut a_values, left);
                 if comptime!(kind == Kind::Matrix) {
                     let at_b = base_b + k as usize * args.b_k;
-                    fetch_matrix::<B, F>(b, scales, args.b_columns, at_b, part.end - k, &b_copies, &mut b_values, right);
+                    fetch_matrix::<B, F>(b, scales, args.b_columns, args.one, at_b, part.end - k, &b_copies, &mut b_values, right);
                 } else if comptime!(kind == Kind::Map) {
                     let at_b = base_b + k as usize * image.channel;
                     fetch_map::<B>(b, at_b, part.end - k, &b_copies, image, &mut b_values, gather, right);

@@ -2,7 +2,7 @@
 //!
 //! What comes out lies in memory as what goes in, channels before pixels or after. Both are `[outer, H, W, inner]`, with N C planes of one
 //! number to a pixel or N planes of C, so one kernel serves both. Gradients gather what they add, so nothing depends on which thread came
-//! first, and they add in the order of the processor's version.
+//! first, and they add in the order of the processor's version. Sums of two tensors are Burn's: one launch whatever their orders are, and told of here.
 
 use burn::backend::DType;
 use burn::backend::cubecl::dtype_to_storage_type;
@@ -20,6 +20,7 @@ use crate::cube::geometry::dims4;
 use crate::cube::join::{join, most};
 use crate::cube::launch::{covers_images, launch, reach};
 use crate::cube::pixels::{empty, replacement};
+use crate::cube::trace::note;
 use crate::shapes::{expect, within};
 
 /// A tensor `[N, C, H, W]` whose numbers lie in memory in that order, or with the channels last.
@@ -117,6 +118,15 @@ impl PlaneOps for CubeBackend {
             join(&tensors, &starts, &whole.tensor, [first, start], whole.dims[1] * pixels);
         }
         whole.named()
+    }
+
+    fn add(a: CubeTensor, b: CubeTensor) -> CubeTensor {
+        // Of nothing nothing is launched.
+        if a.meta.shape().num_elements() > 0 {
+            // The sum is as large as either.
+            note("sum of two", [&a, &b, &a], 0);
+        }
+        Self::float_add(a, b)
     }
 
     fn slice_channels(x: CubeTensor, start: usize, len: usize) -> CubeTensor {

@@ -1,14 +1,12 @@
 //! What is launched, and how much memory is in use when it is: CubeCL tells an observer of every kernel before it runs.
 
 use crate::support::{Case, case, cube, device, on_swiftshader};
-use bellows_kernels::cube::{Launches, launches, set_workspace_bytes};
+use bellows_kernels::cube::{Launches, launches, most_at_launches, set_workspace_bytes};
 use bellows_kernels::ops::KernelOps;
 use bellows_kernels::{ConvConfig, Lowering, conv2d};
 use burn::tensor::{Device, DeviceKind, Distribution, Tensor};
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
-use cubecl::logging::{LaunchObservation, LaunchObserver};
-use std::sync::{Arc, Mutex};
 
 /// The kernels that `work` launches, and how often.
 pub(crate) fn trace<T>(work: impl FnOnce() -> T) -> Launches {
@@ -81,30 +79,17 @@ fn training_with_gemm_launches_no_convolution() {
     assert_eq!(products(&launched), 1 + 1, "{launched:?}");
 }
 
-/// Samples the memory in use at every launch.
-struct Memory(cubecl::client::Client, Mutex<u64>);
-
-impl LaunchObserver for Memory {
-    fn launched(&self, _kernel: &'static str) {
-        let now = in_use(&self.0);
-        let mut most = self.1.lock().unwrap();
-        *most = now.max(*most);
-    }
-}
-
 fn in_use(client: &cubecl::client::Client) -> u64 {
     client.memory_report(cubecl::MemoryScope::Device).usage().bytes_in_use
 }
 
 /// The most memory in use at any launch of `work`.
 pub(crate) fn most_in_use<T>(work: impl FnOnce() -> T) -> u64 {
-    let memory = Arc::new(Memory(device().client(), Mutex::new(0)));
-    let watching = LaunchObservation::new(memory.clone());
-    work();
-    drop(watching);
+    let client = device().client();
+    let most = most_at_launches(move || in_use(&client), work).1;
     // A process that ends while a software device still computes may crash.
     cubecl::future::block_on(device().client().sync()).unwrap();
-    *memory.1.lock().unwrap()
+    most
 }
 
 /// No pass writes columns: beyond x, w, dy and the result there are the parts of dw, within their limit, and nothing else.

@@ -193,8 +193,7 @@ fn gradients_of_a_branch_are_no_arena() {
     assert_ours(&trace(|| CubeBackend::arena(parts, Places::of(lengths))), &[("join_kernel", 1)]);
 }
 
-/// Words are read as what they stand for: the bits of the same weights dense in f32. In f16 a compiler may leave out a rounding in one of the two
-/// (lavapipe's does), so those are held to f16's epsilon.
+/// Words are read as what they stand for: the bits of the same weights dense, which in f16 a cast has rounded.
 #[test]
 fn words_have_the_bits_of_dense_weights() {
     if !on_each_device("maps::words_have_the_bits_of_dense_weights") {
@@ -209,14 +208,7 @@ fn words_have_the_bits_of_dense_weights() {
     for precision in [Some(Precision::F32), has_half().then_some(Precision::F16)].into_iter().flatten() {
         let [ours, theirs] =
             [case.run::<CubeBackend>(precision, packed, cube, numbers), case.run::<CubeBackend>(precision, dense, cube, numbers)];
-        assert!(ours.iter().all(|values| values.iter().any(|v| *v != 0.0)), "{precision:?}");
-        match precision {
-            Precision::F32 => assert!(ours == theirs),
-            _ => {
-                let error = ours.iter().zip(&theirs).map(|(a, b)| relative(a, b)).fold(0.0, f32::max);
-                assert!(error <= 2f32.powi(-10), "relative error {error:.1e}");
-            }
-        }
+        assert!(ours == theirs && ours.iter().all(|values| values.iter().any(|v| *v != 0.0)), "{precision:?}");
     }
 }
 

@@ -2,7 +2,10 @@
 
 use crate::launches::{assert_ours, trace};
 use crate::support::{Numbers, ORDERS, Order, cases, cube, data, device, flex, image, numbers, on_each_device, pattern};
+use bellows_kernels::cube::{Counted, Done, Work};
 use bellows_kernels::planes::{Parts, PlaneOps};
+use burn::backend::Scalar;
+use burn::backend::ops::FloatTensorOps;
 use burn::tensor::TensorData;
 use burn_cubecl::CubeBackend;
 use burn_flex::Flex;
@@ -125,4 +128,22 @@ fn launches_our_kernels() {
     );
     let aligned = cube(data(1, [2, 4, 16, 16]));
     assert_ours(&trace(|| CubeBackend::slice_channels(aligned, 1, 2)), &[]);
+}
+
+/// A sum of two is a launch of Burn's, however they lie in memory, that reads both and writes as much: it is told of, which other kernels of Burn's are not.
+#[test]
+fn sums_are_counted() {
+    if !on_each_device("planes::sums_are_counted") {
+        return;
+    }
+    let shape = [2, 5, 6, 8];
+    for order in ORDERS {
+        let (a, b) = (image::<CubeBackend>(order, shape, |len| pattern(1, len), cube), cube(data(2, shape)));
+        let counted = Counted::of(|| CubeBackend::add(a, b)).1;
+        let sum = Done { launches: 1, bytes: 3 * 4 * (2 * 5 * 6 * 8), ..Done::default() };
+        assert_eq!((counted.launches.len(), counted.unknown.len(), counted.work), (1, 0, Work::from([("sum of two", sum)])), "{order:?}");
+    }
+    let x = cube(data(1, shape));
+    let counted = Counted::of(|| CubeBackend::float_mul_scalar(x, Scalar::Float(2.0))).1;
+    assert!(counted.work.is_empty() && counted.launches.len() == 1 && counted.unknown == counted.launches, "{counted:?}");
 }

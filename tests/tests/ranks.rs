@@ -46,9 +46,12 @@ fn columns(run: &Path, names: &[&str]) -> Vec<f64> {
     rows.flat_map(|row| wanted.iter().map(|&i| row[i].parse().unwrap()).collect::<Vec<f64>>()).collect()
 }
 
-/// How a run of two ranks ends that nothing befalls, and its epochs and rates: many tests want the same.
-fn of_two() -> &'static (Vec<(String, Vec<u8>)>, Vec<f64>) {
-    static WHOLE: OnceLock<(Vec<(String, Vec<u8>)>, Vec<f64>)> = OnceLock::new();
+/// The files that a run ends with, and its epochs and rates.
+type Ended = (Vec<(String, Vec<u8>)>, Vec<f64>);
+
+/// How a run of two ranks ends that nothing befalls: many tests want the same.
+fn of_two() -> &'static Ended {
+    static WHOLE: OnceLock<Ended> = OnceLock::new();
     WHOLE.get_or_init(|| {
         let dir = tempfile::tempdir().unwrap();
         tiny_data(dir.path());

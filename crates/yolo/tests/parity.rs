@@ -5,7 +5,7 @@
 //! (weights, case, eval, train, assign, steps .safetensors), `reference_files` compares those too;
 //! BELLOWS_YOLO_GOLDEN_LR is the learning rate their steps were made with, 0.01 if not set.
 
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "helpers of tests fail and report like tests")]
+#![allow(clippy::unwrap_used, clippy::print_stderr, clippy::print_stdout, reason = "helpers of tests fail and report like tests")]
 
 #[path = "support/mod.rs"]
 mod support;
@@ -243,7 +243,7 @@ fn by_a_child(test: &str, api: &str, variables: &[(&str, OsString)]) {
 fn asked_for(variable: &str, icd: &str) -> Option<OsString> {
     let value = std::env::var_os(variable);
     if value.is_none() {
-        writeln!(std::io::stderr(), "skipped: set {variable} ({icd})").unwrap();
+        eprintln!("skipped: set {variable} ({icd})");
     }
     value
 }

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ops::AddAssign;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use burn_cubecl::tensor::CubeTensor;
@@ -45,31 +45,55 @@ impl AddAssign for Done {
 
 /// All launches, and those that nobody told of.
 #[derive(Default)]
-struct Trace(Mutex<(Launches, Launches)>);
+struct Trace {
+    /// The number of the [`Counted`] whose marks count, if it is one.
+    number: u64,
+    seen: Mutex<(Launches, Launches)>,
+}
 
 impl LaunchObserver for Trace {
     fn launched(&self, kernel: &'static str) {
-        let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         *seen.0.entry(kernel).or_default() += 1;
-        if !TOLD.take() {
+        if TOLD.take() != self.number {
             *seen.1.entry(kernel).or_default() += 1;
         }
     }
 }
 
 static WORK: Mutex<Work> = Mutex::new(BTreeMap::new());
-/// Whether somebody counts.
-static COUNTS: AtomicBool = AtomicBool::new(false);
+/// The number of the [`Counted`] that is made, from 1 on; 0 if none is.
+static COUNTS: AtomicU64 = AtomicU64::new(0);
+/// The number of the last one, held while it is made.
+static LAST: Mutex<u64> = Mutex::new(0);
 
 thread_local! {
-    /// Whether this thread has told of its next launch. An observer hears of a launch on the thread that makes it.
-    static TOLD: Cell<bool> = const { Cell::new(false) };
+    /// In which [`Counted`] this thread has told of its next launch, or 0. An observer hears of a launch on the thread that makes it; a mark that was never
+    /// taken, because a thread panicked before its launch or made it when nobody watched, is of no later one.
+    static TOLD: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Notes are taken while it lives.
+struct Counting;
+
+impl Counting {
+    fn begin(number: u64) -> Self {
+        COUNTS.store(number, Ordering::Relaxed);
+        Self
+    }
+}
+
+impl Drop for Counting {
+    fn drop(&mut self) {
+        COUNTS.store(0, Ordering::Relaxed);
+    }
 }
 
 /// The next launch of this thread is told of, by a name, what it is given and what it computes.
 pub(crate) fn note<'a>(kernel: &'static str, tensors: impl IntoIterator<Item = &'a CubeTensor>, flops: u64) {
-    if COUNTS.load(Ordering::Relaxed) {
-        TOLD.set(true);
+    let counts = COUNTS.load(Ordering::Relaxed);
+    if counts != 0 {
+        TOLD.set(counts);
         let size = |tensor: &CubeTensor| (tensor.meta.shape().num_elements() * tensor.dtype.size()) as u64;
         let done = Done { launches: 1, bytes: tensors.into_iter().map(size).sum(), flops, ..Done::default() };
         *WORK.lock().unwrap_or_else(PoisonError::into_inner).entry(kernel).or_default() += done;
@@ -78,25 +102,26 @@ pub(crate) fn note<'a>(kernel: &'static str, tensors: impl IntoIterator<Item = &
 
 /// A workgroup of the launches of this name takes so many bytes of shared memory, and of registers at least (0: not counted).
 pub(crate) fn note_room(kernel: &'static str, shared: usize, registers: usize) {
-    if COUNTS.load(Ordering::Relaxed) {
+    if COUNTS.load(Ordering::Relaxed) != 0 {
         let room = Done { shared, registers, ..Done::default() };
         *WORK.lock().unwrap_or_else(PoisonError::into_inner).entry(kernel).or_default() += room;
     }
 }
 
-/// What `work` returns, the kernels that the process launches meanwhile, on whatever CubeCL device, and those of them that nobody told of.
-fn watched<T>(work: impl FnOnce() -> T) -> (T, (Launches, Launches)) {
-    let trace = Arc::new(Trace::default());
+/// What `work` returns, the kernels that the process launches meanwhile, on whatever CubeCL device, and those of them that nobody told of in the [`Counted`] of
+/// this number.
+fn watched<T>(number: u64, work: impl FnOnce() -> T) -> (T, (Launches, Launches)) {
+    let trace = Arc::new(Trace { number, ..Trace::default() });
     let watching = LaunchObservation::new(trace.clone());
     let result = work();
     drop(watching);
-    let seen = std::mem::take(&mut *trace.0.lock().unwrap_or_else(PoisonError::into_inner));
+    let seen = std::mem::take(&mut *trace.seen.lock().unwrap_or_else(PoisonError::into_inner));
     (result, seen)
 }
 
 /// What `work` returns, and the kernels that the process launches meanwhile, on whatever CubeCL device.
 pub fn launches<T>(work: impl FnOnce() -> T) -> (T, Launches) {
-    let (result, (launches, _)) = watched(work);
+    let (result, (launches, _)) = watched(0, work);
     (result, launches)
 }
 
@@ -108,6 +133,8 @@ struct Most<F> {
 
 impl<F: Fn() -> u64 + Send + Sync> LaunchObserver for Most<F> {
     fn launched(&self, _kernel: &'static str) {
+        // What was told of is launched, if another watches.
+        TOLD.set(0);
         self.most.fetch_max((self.of)(), Ordering::Relaxed);
     }
 }
@@ -135,15 +162,17 @@ pub struct Counted {
 }
 
 impl Counted {
-    /// What `work` returns, and what is done meanwhile.
+    /// What `work` returns, and what is done meanwhile. A second one waits until the first is done, so `work` must not make one.
     pub fn of<T>(work: impl FnOnce() -> T) -> (T, Self) {
+        let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
+        *last += 1;
         WORK.lock().unwrap_or_else(PoisonError::into_inner).clear();
-        COUNTS.store(true, Ordering::Relaxed);
-        TOLD.set(false);
         let before = reads();
-        let (result, (launches, unknown)) = watched(work);
+        let (result, (launches, unknown)) = watched(*last, || {
+            let _counting = Counting::begin(*last);
+            work()
+        });
         let reads = reads() - before;
-        COUNTS.store(false, Ordering::Relaxed);
         let work = std::mem::take(&mut *WORK.lock().unwrap_or_else(PoisonError::into_inner));
         (result, Self { launches, unknown, work, reads })
     }

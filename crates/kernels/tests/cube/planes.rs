@@ -2,7 +2,7 @@
 
 use crate::launches::{assert_ours, trace};
 use crate::support::{Numbers, ORDERS, Order, cases, cube, data, device, flex, image, numbers, on_each_device, pattern};
-use bellows_kernels::cube::{Counted, Done, Work};
+use bellows_kernels::cube::{Counted, Done, Work, most_at_launches};
 use bellows_kernels::planes::{Parts, PlaneOps};
 use burn::backend::Scalar;
 use burn::backend::ops::FloatTensorOps;
@@ -143,7 +143,14 @@ fn sums_are_counted() {
         let sum = Done { launches: 1, bytes: 3 * 4 * (2 * 5 * 6 * 8), ..Done::default() };
         assert_eq!((counted.launches.len(), counted.unknown.len(), counted.work), (1, 0, Work::from([("sum of two", sum)])), "{order:?}");
     }
-    let x = cube(data(1, shape));
-    let counted = Counted::of(|| CubeBackend::float_mul_scalar(x, Scalar::Float(2.0))).1;
+    let x = || cube(data(1, shape));
+    let doubled = || CubeBackend::float_mul_scalar(x(), Scalar::Float(2.0));
+    let counted = Counted::of(doubled).1;
     assert!(counted.work.is_empty() && counted.launches.len() == 1 && counted.unknown == counted.launches, "{counted:?}");
+    // What is launched while another watches is told of there: the next launch is not.
+    let counted = Counted::of(|| {
+        most_at_launches(|| 0, || CubeBackend::add(x(), x()));
+        doubled()
+    });
+    assert!(counted.1.launches.len() == 1 && counted.1.unknown == counted.1.launches, "{:?}", counted.1);
 }

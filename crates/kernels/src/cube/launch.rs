@@ -30,12 +30,13 @@ pub(crate) fn grid_of(cubes: usize) -> CubeCount {
 /// `launch_unchecked`.
 macro_rules! launched {
     ($how:ident, $kernel:ident, $units:expr, [$first:expr $(, $tensor:expr)*], [$($argument:expr),*]) => {{
+        let units: usize = $units;
         $crate::cube::trace::note(stringify!($kernel), [&$first $(, &$tensor)*], 0);
         $kernel::$how(
             &$first.client.clone(),
-            $crate::cube::launch::grid($units),
+            $crate::cube::launch::grid(units),
             cubecl::prelude::CubeDim::new_1d($crate::cube::launch::UNITS),
-            $crate::cube::launch::address_type([&$first $(, &$tensor)*]),
+            $crate::cube::launch::address_type([&$first $(, &$tensor)*]).max($crate::cube::launch::addresses(units)),
             $first.clone().into_tensor_arg(),
             $($tensor.clone().into_tensor_arg(),)*
             $($argument),*
@@ -83,9 +84,16 @@ pub(crate) fn reach(tensor: &CubeTensor) -> usize {
     1 + (0..shape.num_dims()).map(|axis| shape[axis].saturating_sub(1) * strides[axis]).sum::<usize>()
 }
 
+/// The integers that count so many numbers, or threads, with room for as many again: a grid is rounded up by millions of threads, which must not be taken for the
+/// first ones, and loops look ahead before they compare. (CubeCL has 64 bits from 2^32 numbers on.)
+pub(crate) fn addresses(count: usize) -> AddressType {
+    AddressType::from_len_signed(count)
+}
+
 /// The integers that reach every number of these tensors.
 pub(crate) fn address_type<const N: usize>(tensors: [&CubeTensor; N]) -> AddressType {
-    tensors.map(CubeTensor::required_address_type).into_iter().max().unwrap_or_default()
+    let numbers = |tensor: &CubeTensor| tensor.handle.size() as usize / tensor.dtype.size();
+    tensors.into_iter().map(|tensor| addresses(numbers(tensor))).max().unwrap_or_default()
 }
 
 /// Whether our f32 kernels take these: all of that type and none empty.

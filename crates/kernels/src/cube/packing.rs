@@ -3,6 +3,7 @@
 
 use burn::backend::DType;
 use burn_cubecl::tensor::CubeTensor;
+use cubecl::ir::FloatKind;
 use cubecl::prelude::*;
 
 /// What a number of the tensor is.
@@ -43,13 +44,15 @@ impl Packing {
 }
 
 /// `value` as it is in `F`. `one` is 1, which no compiler knows: some leave out a rounding that is widened again at once (lavapipe's does), and cannot where
-/// it is multiplied in between.
+/// it is multiplied in between. Only in f16: of bf16 Vulkan has conversions and no products.
 #[cube]
 pub(super) fn rounded<F: Float>(value: f32, one: f32) -> f32 {
-    let size = F::size().comptime();
-    if comptime!(size < size_of::<f32>()) {
+    let kind = elem_type_of::<F>();
+    if comptime!(kind == ElemType::Float(FloatKind::F16)) {
         let product = F::cast_from(value) * F::cast_from(one);
         f32::cast_from(product)
+    } else if comptime!(kind == ElemType::Float(FloatKind::BF16)) {
+        f32::cast_from(F::cast_from(value))
     } else {
         value
     }

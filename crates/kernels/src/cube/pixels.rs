@@ -1,6 +1,7 @@
 //! Tensors on a CubeCL device as the kernels take them.
 
 use super::geometry::dims4;
+use crate::shapes::within;
 use burn::backend::DType;
 use burn::tensor::Shape;
 use burn_cubecl::kernel::into_contiguous;
@@ -37,7 +38,9 @@ pub(crate) fn replacement(old: &CubeTensor, position: usize) -> (CubeTensor, Ten
 pub(crate) fn view(whole: &CubeTensor, start: usize, len: usize) -> CubeTensor {
     let size = whole.dtype.size() as u64;
     // Memory may be longer than the tensor asked for.
-    let behind = whole.handle.size_in_used() - (start + len) as u64 * size;
+    let used = whole.handle.size_in_used();
+    within("numbers", &(start..start + len), (used / size) as usize);
+    let behind = used - (start + len) as u64 * size;
     let handle = whole.handle.clone().offset_start(start as u64 * size).offset_end(behind);
     CubeTensor::new_contiguous(whole.client.clone(), whole.device.clone(), Shape::new([len]), handle, whole.dtype)
 }

@@ -36,11 +36,11 @@ fn in_lines(x: CubeTensor) -> CubeTensor {
     if x.meta.strides()[3] == 1 && !x.meta.is_tiled() { x } else { into_contiguous(x) }
 }
 
-/// Panics unless the shapes fit each other, and each tensor has the last number that its shape and strides lead to.
+/// Panics unless the shapes fit each other, and each tensor, whose types `covers` has compared, has the last number that its shape and strides lead to.
 fn check(q: &CubeTensor, k: &CubeTensor, v: &CubeTensor, first: &CubeTensor) {
     expect_fit(dims4(q), dims4(k), dims4(v), first.meta.shape().dims());
     let tensors = [q, k, v, first];
-    check_reach("attention", tensors, tensors.map(reach));
+    check_reach("attention", tensors, tensors.map(reach), tensors.map(|tensor| tensor.dtype));
 }
 
 /// Room for `[batch, heads, lines, d]`, with the heads of a token side by side.
@@ -138,7 +138,13 @@ impl AttentionOps for CubeBackend {
         let types = [&q, &first].map(|tensor| dtype_to_storage_type(tensor.dtype));
         let count = batch * heads * queries;
         let rows = empty(&logs, [2 * count], DType::F32);
-        launch!(rows_kernel, count, [(y, reach(&y)), (dy, reach(&dy)), (logs, count), (rows, 2 * count)], shape.d as u32, types[0]);
+        launch!(
+            rows_kernel,
+            count,
+            [(y, reach(&y), q.dtype), (dy, reach(&dy), q.dtype), (logs, count), (rows, 2 * count)],
+            shape.d as u32,
+            types[0]
+        );
         let dq = by_tokens(&q, dims4(&q));
         note("attention, gradient of queries", [&q, &k, &v, &dy, &dq], shape.flops(3));
         note_room("attention, gradient of queries", bytes(shape.d), 0);

@@ -54,7 +54,7 @@ pub(crate) fn most(like: &CubeTensor) -> usize {
 pub(crate) fn join(parts: &[CubeTensor], starts: &[usize], out: &CubeTensor, [first, end]: [usize; 2], stride: usize) {
     let rows = out.meta.shape().num_elements() / stride;
     let address = parts.iter().map(CubeTensor::required_address_type).max().unwrap_or_default();
-    check_reach("join_kernel", [out], [rows.saturating_sub(1) * stride + end]);
+    check_reach("join_kernel", [out], [rows.saturating_sub(1) * stride + end], [out.dtype]);
     note("join_kernel", parts.iter().chain([out]), 0);
     // SAFETY: `check_reach` has found the last number that is written.
     unsafe {

@@ -1,9 +1,9 @@
 //! What launching a kernel of one number to a thread takes, and the second half of a sum in two launches.
 //!
-//! Kernels are launched without checks of their indices on the device: beside each tensor stands how many of its numbers a kernel can reach, which is compared
-//! with what is there before anything runs. A launch that says too little is a mistake, as any `unsafe` may be one; what a kernel reaches follows from its
-//! sizes and its guard. Of what memory says no size is known beforehand, so kernels that read there where to read or write keep the device's checks
-//! ([`launch_checked`]), or compare first.
+//! Kernels are launched without checks of their indices on the device: beside each tensor stands how many numbers a kernel can reach, and of which type if not
+//! of 32 bits, which is compared with what is there before anything runs. A launch that says too little is a mistake, as any `unsafe` may be one; what a kernel
+//! reaches follows from its sizes and its guard. Of what memory says no size is known beforehand, so kernels that read there where to read or write keep the
+//! device's checks ([`launch_checked`]), or compare first.
 
 use super::geometry::MAX_GRID;
 use super::packing::Packing;
@@ -45,11 +45,17 @@ macro_rules! launched {
 }
 pub(crate) use launched;
 
-/// Launches a kernel with at least `$units` threads, and panics unless each tensor has as many numbers as stand beside it: all that the kernel can reach. A tensor
-/// that comes among the other arguments is one that replaces another of these, of its shape.
+/// Launches a kernel with at least `$units` threads, and panics unless each tensor has as many numbers as stand beside it: all that the kernel can reach. They are
+/// of 32 bits, or of the type that stands behind, by which the kernel steps. A tensor that comes among the other arguments is one that replaces another of these,
+/// of its type and shape.
 macro_rules! launch {
-    ($kernel:ident, $units:expr, [$(($tensor:expr, $reach:expr)),+ $(,)?] $(, $argument:expr)* $(,)?) => {{
-        $crate::cube::launch::check_reach(stringify!($kernel), [$(&$tensor),+], [$($reach),+]);
+    ($kernel:ident, $units:expr, [$(($tensor:expr, $reach:expr $(, $dtype:expr)?)),+ $(,)?] $(, $argument:expr)* $(,)?) => {{
+        $crate::cube::launch::check_reach(
+            stringify!($kernel),
+            [$(&$tensor),+],
+            [$($reach),+],
+            [$([$($dtype,)? burn::backend::DType::F32][0]),+],
+        );
         // SAFETY: `check_reach` has found all numbers that the kernel can reach.
         #[allow(unsafe_code, reason = "see SAFETY")]
         unsafe {
@@ -67,10 +73,12 @@ macro_rules! launch_checked {
 }
 pub(crate) use launch_checked;
 
-/// Panics unless each tensor has so many numbers, gaps between them counted.
+/// Panics unless each tensor has so many numbers of such a type, gaps between them counted; `F32` is any of 32 bits, whole ones too.
 #[track_caller]
-pub(crate) fn check_reach<const N: usize>(kernel: &str, tensors: [&CubeTensor; N], reaches: [usize; N]) {
-    for (i, (tensor, reach)) in tensors.into_iter().zip(reaches).enumerate() {
+pub(crate) fn check_reach<const N: usize>(kernel: &str, tensors: [&CubeTensor; N], reaches: [usize; N], dtypes: [DType; N]) {
+    for (i, ((tensor, reach), dtype)) in tensors.into_iter().zip(reaches).zip(dtypes).enumerate() {
+        let wide = dtype == DType::F32 && tensor.dtype.size() == size_of::<f32>();
+        assert!(wide || tensor.dtype == dtype, "{kernel}: tensor {i} is {:?}, and the kernel steps by {dtype:?}", tensor.dtype);
         let (all, memory) = (tensor.meta.shape().num_elements(), Packing::Plain.numbers(tensor));
         // Memory may be longer than a tensor whose numbers lie in order.
         let numbers = if tensor.is_contiguous() { all.min(memory) } else { memory };

@@ -77,7 +77,7 @@ impl Plan {
         launch!(
             norm_moments_kernel,
             self.parts() * self.channels,
-            [(x.tensor, self.reach(x)), (parts, 3 * self.channels * self.parts())],
+            [(x.tensor, self.reach(x), x.tensor.dtype), (parts, 3 * self.channels * self.parts())],
             self.extent(),
             steps(x),
             self.channels_last,
@@ -125,12 +125,12 @@ impl Plan {
             norm_output_kernel,
             channels * self.pixels,
             [
-                (x.tensor, self.reach(x)),
+                (x.tensor, self.reach(x), x.tensor.dtype),
                 (mean, channels),
                 (variance, channels),
                 (gamma, channels),
                 (beta, channels),
-                (y.tensor, self.reach(&y))
+                (y.tensor, self.reach(&y), x.tensor.dtype)
             ],
             self.extent(),
             steps(x),
@@ -194,8 +194,8 @@ pub(super) fn norm_act_backward(
         norm_gradient_kernel,
         count,
         [
-            (x.tensor, plan.reach(&x)),
-            (dy.tensor, plan.reach(&dy)),
+            (x.tensor, plan.reach(&x), x.tensor.dtype),
+            (dy.tensor, plan.reach(&dy), x.tensor.dtype),
             (mean, channels),
             (variance, channels),
             (gamma, channels),
@@ -225,12 +225,12 @@ pub(super) fn norm_act_backward(
         norm_input_gradient_kernel,
         channels * plan.pixels,
         [
-            (x.tensor, plan.reach(&x)),
-            (dy.tensor, plan.reach(&dy)),
+            (x.tensor, plan.reach(&x), x.tensor.dtype),
+            (dy.tensor, plan.reach(&dy), x.tensor.dtype),
             (mean, channels),
             (beta, channels),
             (factors, 3 * channels),
-            (dx.tensor, plan.reach(&dx))
+            (dx.tensor, plan.reach(&dx), x.tensor.dtype)
         ],
         plan.extent(),
         steps(&x),

@@ -34,7 +34,7 @@ impl Packing {
             Self::Bf16 => 2,
             Self::Int8 => 4,
         };
-        tensor.handle.size_in_used() as usize / tensor.dtype.size() * each
+        tensor.handle.size_in_used() as usize / self.element(tensor.dtype).size() * each
     }
 
     /// The integers that count them.

@@ -140,7 +140,7 @@ impl PlaneOps for CubeBackend {
         launch!(
             extract_kernel,
             part.len(),
-            [(whole.tensor, whole.len()), (part.tensor, part.len())],
+            [(whole.tensor, whole.len(), part.tensor.dtype), (part.tensor, part.len(), part.tensor.dtype)],
             part.runs(&whole, start),
             kind(&part)
         );
@@ -154,7 +154,13 @@ impl PlaneOps for CubeBackend {
         let part = Ordered::new(x);
         let [n, _, h, w] = part.dims;
         let whole = part.empty([n, total, h, w]);
-        launch!(pad_kernel, whole.len(), [(part.tensor, part.len()), (whole.tensor, whole.len())], part.runs(&whole, before), kind(&part));
+        launch!(
+            pad_kernel,
+            whole.len(),
+            [(part.tensor, part.len(), part.tensor.dtype), (whole.tensor, whole.len(), part.tensor.dtype)],
+            part.runs(&whole, before),
+            kind(&part)
+        );
         whole.named()
     }
 
@@ -164,6 +170,7 @@ impl PlaneOps for CubeBackend {
         }
         let (dims @ [n, c, h, w], strides) = (dims4(&whole), whole.meta.strides().to_vec());
         expect("a part", dims4(&x), [n, dims4(&x)[1], h, w]);
+        let dtype = x.dtype;
         if strides[1..] == [h * w, w, 1] && strides[0] > c * h * w {
             // Some channels of a larger gradient, read where they are.
             let whole = Ordered { tensor: whole, dims, channels_last: false };
@@ -171,7 +178,7 @@ impl PlaneOps for CubeBackend {
             launch!(
                 add_runs_kernel,
                 whole.len(),
-                [(part.tensor, part.len()), (whole.tensor, reach(&whole.tensor)), (sum.tensor, sum.len())],
+                [(part.tensor, part.len(), dtype), (whole.tensor, reach(&whole.tensor), dtype), (sum.tensor, sum.len(), dtype)],
                 part.runs(&whole, before),
                 strides[0],
                 kind(&part)
@@ -185,7 +192,7 @@ impl PlaneOps for CubeBackend {
         launch!(
             add_runs_kernel,
             whole.len(),
-            [(part.tensor, part.len()), (whole.tensor, whole.len())],
+            [(part.tensor, part.len(), dtype), (whole.tensor, whole.len(), dtype)],
             to_sum,
             part.runs(&whole, before),
             step,
@@ -200,7 +207,7 @@ impl PlaneOps for CubeBackend {
         }
         let x = Ordered::new(x);
         let (y, len) = (x.empty(x.dims), x.len());
-        launch!(max_pool_kernel, len, [(x.tensor, len), (y.tensor, len)], x.plane(), kernel / 2, kind(&x));
+        launch!(max_pool_kernel, len, [(x.tensor, len, x.tensor.dtype), (y.tensor, len, x.tensor.dtype)], x.plane(), kernel / 2, kind(&x));
         y.named()
     }
 
@@ -212,8 +219,15 @@ impl PlaneOps for CubeBackend {
         let (dy, dx, len) = (Ordered::like(dy, x.channels_last), x.empty(x.dims), x.len());
         expect("dy", dy.dims, x.dims);
         let firsts = empty(&x.tensor, [len], DType::U32);
-        launch!(first_maximum_kernel, len, [(x.tensor, len), (firsts, len)], x.plane(), kernel / 2, kind(&x));
-        launch!(max_pool_grad_kernel, len, [(firsts, len), (dy.tensor, len), (dx.tensor, len)], x.plane(), kernel / 2, kind(&x));
+        launch!(first_maximum_kernel, len, [(x.tensor, len, x.tensor.dtype), (firsts, len)], x.plane(), kernel / 2, kind(&x));
+        launch!(
+            max_pool_grad_kernel,
+            len,
+            [(firsts, len), (dy.tensor, len, x.tensor.dtype), (dx.tensor, len, x.tensor.dtype)],
+            x.plane(),
+            kernel / 2,
+            kind(&x)
+        );
         dx.named()
     }
 
@@ -224,7 +238,7 @@ impl PlaneOps for CubeBackend {
         let x = Ordered::new(x);
         let [n, c, h, w] = x.dims;
         let y = x.empty([n, c, 2 * h, 2 * w]);
-        launch!(double_kernel, y.len(), [(x.tensor, x.len()), (y.tensor, y.len())], x.plane(), kind(&x));
+        launch!(double_kernel, y.len(), [(x.tensor, x.len(), x.tensor.dtype), (y.tensor, y.len(), x.tensor.dtype)], x.plane(), kind(&x));
         y.named()
     }
 
@@ -235,7 +249,13 @@ impl PlaneOps for CubeBackend {
         let dy = Ordered::new(dy);
         let [n, c, h, w] = dy.dims;
         let dx = dy.empty([n, c, h / 2, w / 2]);
-        launch!(double_grad_kernel, dx.len(), [(dy.tensor, 4 * dx.len()), (dx.tensor, dx.len())], dx.plane(), kind(&dx));
+        launch!(
+            double_grad_kernel,
+            dx.len(),
+            [(dy.tensor, 4 * dx.len(), dx.tensor.dtype), (dx.tensor, dx.len(), dx.tensor.dtype)],
+            dx.plane(),
+            kind(&dx)
+        );
         dx.named()
     }
 }

@@ -104,7 +104,7 @@ impl RowOps for CubeBackend {
         launch!(
             losses_kernel,
             plan.threads(),
-            [(logits, plan.numbers()), (targets, plan.rows), (sums, 2 * plan.threads()), (loss, plan.rows)],
+            [(logits, plan.numbers()), (targets, plan.rows, targets.dtype), (sums, 2 * plan.threads()), (loss, plan.rows)],
             plan.rows(),
             f32::NAN,
             integer
@@ -124,7 +124,7 @@ impl RowOps for CubeBackend {
         launch!(
             cross_entropy_kernel,
             plan.threads(),
-            [(logits, plan.numbers()), (targets, plan.rows), (sums, 2 * plan.threads()), (loss, plan.rows)],
+            [(logits, plan.numbers()), (targets, plan.rows, targets.dtype), (sums, 2 * plan.threads()), (loss, plan.rows)],
             to_grad,
             plan.rows(),
             f32::NAN,

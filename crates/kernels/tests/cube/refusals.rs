@@ -4,26 +4,29 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
+use bellows_kernels::arena::ArenaOps;
 use bellows_kernels::attention::AttentionOps;
 use bellows_kernels::cube::shared_memory_works;
 use bellows_kernels::decoder::DecoderOps;
 use bellows_kernels::logits::LogitOps;
-use bellows_kernels::operands::NormChannels;
+use bellows_kernels::operands::{Bias, Moments, NormChannels};
 use bellows_kernels::ops::KernelOps;
 use bellows_kernels::planes::PlaneOps;
+use bellows_kernels::products::{Branch, Form, ProductOps, StoredWeight};
 use bellows_kernels::update::UpdateOps;
 use bellows_kernels::{
     Adam, Blocks, Coding, ConvConfig, Foreground, LowRank, Lowering, Map, NormStep, Places, Positive, Precision, Segments, Sgd, adam_step,
     add, arena, arena_parts, attention, batch_norm_silu, blend, clip_to_norm, concat, conv2d, conv2d_data_grad, conv2d_for_norm,
     conv2d_silu, conv2d_weight_grad, cross_entropy, cross_entropy_loss, detection_terms, dropout, expectation, inference, lead, linear,
-    linear_data_grad, linear_weight_grad, maps, max_pool_same, predictions, rms_norm, rotate, scores, sgd_step, slice_channels,
-    sum_of_squares, swiglu,
+    linear_data_grad, linear_weight_grad, maps, max_pool_same, predictions, rms_norm, rotate, scores, set_default_lowering, sgd_step,
+    slice_channels, sum_of_squares, swiglu,
 };
-use burn::backend::ops::IntTensorOps;
+use burn::backend::ops::{FloatTensorOps, IntTensorOps};
 use burn::tensor::{DType, Device, DeviceKind, Int, Tensor, TensorData};
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
 
+use crate::half::half;
 use crate::launches::{assert_ours, trace};
 use crate::support::{cube, device, on_each_device};
 
@@ -250,8 +253,80 @@ fn on_the_way_to_a_kernel() {
         }
         let sgd = Sgd { lr: 0.1, momentum: 0.9, decay: 0.0 };
         refused(|| CubeBackend::sgd_step(made([9]), made([10]), made([10]), sgd), "tensor 0 has 9 numbers, and 10 are asked for");
+        refused(|| CubeBackend::arena_parts(made([9]), Places::of([3, 4000])), "numbers 64..4064 of ");
     };
     assert_ours(&trace(refusals), &[]);
+}
+
+/// Numbers of half the size, as many as the kernel asks for: it would read as far again behind them.
+#[test]
+fn of_another_type_on_the_way_to_a_kernel() {
+    fn made<const D: usize>(shape: [usize; D]) -> CubeTensor {
+        cube(TensorData::zeros::<f32, _>(shape))
+    }
+    // Uploaded, for which no device has to have the type.
+    fn halves<const D: usize>(shape: [usize; D]) -> CubeTensor {
+        half(TensorData::zeros::<f32, _>(shape))
+    }
+    fn words(values: TensorData) -> CubeTensor {
+        CubeBackend::int_from_data(values, &device())
+    }
+    /// Int8s of 1000 rows, 2000 words of them.
+    fn blocks(codes: CubeTensor, scales: CubeTensor) -> StoredWeight<CubeBackend> {
+        StoredWeight::Blocks { codes, scales, form: Form::Int8, shape: [1000, 8] }
+    }
+    if !on_each_device("refusals::of_another_type_on_the_way_to_a_kernel") {
+        return;
+    }
+    // Each device is asked once.
+    assert!(shared_memory_works(&device()));
+    set_default_lowering(Lowering::Gemm);
+    let refusals = || {
+        for (y, dy, logs, which) in [
+            (halves([1, 4, 3, 8]), made([1, 4, 3, 8]), made([1, 4, 3]), 0),
+            (made([1, 4, 3, 8]), halves([1, 4, 3, 8]), made([1, 4, 3]), 1),
+            (made([1, 4, 3, 8]), made([1, 4, 3, 8]), halves([1, 4, 3]), 2),
+        ] {
+            let (q, k, first) = (made([1, 4, 3, 8]), made([1, 2, 5, 8]), words(TensorData::zeros::<i32, _>([1, 3])));
+            let grad = || CubeBackend::attend_grad(q, k.clone(), k, first, y, logs, dy, 1.0);
+            refused(grad, &format!("rows_kernel: tensor {which} is F16, and the kernel steps by F32"));
+        }
+        let channels = || made([3]);
+        let channels = NormChannels::<CubeBackend> { mean: channels(), variance: channels(), gamma: channels(), beta: channels() };
+        let step = NormStep { epsilon: 1e-3, silu: true, momentum: 0.1 };
+        let norm = || CubeBackend::norm_act(made([2, 3, 4, 4]), Moments::OfBlocks { parts: halves([3, 3, 2]) }, channels, step);
+        refused(norm, "norm_statistics_kernel: tensor 0 is F16, and the kernel steps by F32");
+
+        let config = ConvConfig::new(1, 1, Lowering::Gemm);
+        let bias = || Bias::<CubeBackend>::Channels(halves([5]));
+        let (image, weight) = (|| made([2, 3, 4, 4]), || made([5, 3, 3, 3]));
+        let message = "bias of a product: tensor 0 is F16, and the kernel steps by F32";
+        refused(|| CubeBackend::conv_forward(image(), weight(), bias(), config), message);
+        refused(|| CubeBackend::conv_silu(image(), weight(), bias(), config), message);
+
+        let codes = || words(TensorData::zeros::<i32, _>([2000]));
+        let dense = |codes, scales| CubeBackend::dense_weight(blocks(codes, scales));
+        refused(|| dense(codes(), halves([1000])), "int8_kernel: tensor 1 is F16, and the kernel steps by F32");
+        refused(|| dense(words(TensorData::zeros::<i8, _>([2000])), made([1000])), "int8_kernel: tensor 0 is I8");
+        // One scale for all rows, of stride 0.
+        let one = || CubeBackend::float_expand(made([1]), [1000].into());
+        refused(|| dense(codes(), one()), "numbers, and 1000 are asked for");
+        let product =
+            |codes, scales| CubeBackend::linear_forward(made([1, 8]), blocks(codes, scales), Bias::Zero, Branch::Zero, Precision::F32);
+        refused(|| product(codes(), halves([1000])), "scales of a product: tensor 0 is F16, and the kernel steps by F32");
+        refused(|| product(codes(), one()), "numbers, and 1000 are asked for");
+        refused(|| product(words(TensorData::zeros::<i8, _>([2000])), made([1000])), "and number 7999 is asked for");
+    };
+    assert_ours(&trace(refusals), &[]);
+}
+
+/// A bias of another type than the weight's has no numbers for the processor, and none for a device.
+#[test]
+fn a_bias_of_another_type_on_the_processor() {
+    let device = Device::flex();
+    let bias = || zeros([5], &device).cast(DType::F16);
+    let config = ConvConfig::new(1, 1, Lowering::Auto);
+    refused(|| conv2d(zeros([2, 3, 4, 4], &device), zeros([5, 3, 3, 3], &device), Some(bias()), config), "length of the bias");
 }
 
 /// A network that is only used has slices in place of tensors.

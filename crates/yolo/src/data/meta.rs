@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::clips::{OfClip, tell_apart};
+use super::clips::{OfClip, assign_clips};
 
 /// Longest value that is kept, bytes.
 const LONGEST: usize = 256;
@@ -129,7 +129,7 @@ impl FrameMeta {
             let (table, row) = (*self.rows.get(index)?)?;
             self.tables.get(table as usize)?.clip(row as usize)
         };
-        let (clips, clip) = tell_apart(paths.enumerate().map(|(i, path)| named(i).unwrap_or_else(|| OfClip::folder(path.as_ref()))));
+        let (clips, clip) = assign_clips(paths.enumerate().map(|(i, path)| named(i).unwrap_or_else(|| OfClip::folder(path.as_ref()))));
         (self.clips, self.clip) = (clips, clip);
     }
 

@@ -220,6 +220,7 @@ impl Annotated {
             (c.unknown_image, "annotations of unknown images left out"),
             (c.unknown_category, "annotations of unknown categories left out"),
             (c.masks, "masks not used, only their boxes"),
+            (c.unknown_points, "polygons with an unknown point left out"),
             (c.repeated_images, "images listed twice"),
             (c.repeated_annotations, "annotations with the id of another, used all the same"),
             (c.not_numbers, "values that are NaN or Infinity, taken as not known"),

@@ -81,7 +81,7 @@ impl Listing {
             return None;
         }
         let clip = |entry: &Entry| told(entry).and_then(|(table, row)| table.clip(row)).unwrap_or_else(|| OfClip::folder(&entry.image));
-        Some(assign_clips(self.entries.iter().map(clip)).1)
+        Some(assign_clips(self.entries.iter().map(clip)).of)
     }
 }
 

@@ -1,10 +1,11 @@
 //! A COCO file as a stream: element after element, so that what is not kept costs no memory.
 //!
 //! The keys may stand in any order. `annotation` is taken for `annotations` and `filename` for `file_name`: data sets are published so. Dropped and
-//! counted: crowds, boxes without size, polygons with an unknown point, annotations of images or categories that are not listed. Counted and used: annotations with the id of another, for
-//! files that were put together count from 1 twice, and nothing here is found by that id. Counted and unknown: what Python calls `NaN` or `Infinity`. Refused,
-//! with line and column: what is no JSON, values of other types, a box that is not four numbers, one id for two images or two categories. What is
-//! nested deeper than a COCO file has reason to be is refused by the JSON reader. A file of images alone is one of images to be looked at.
+//! counted: crowds, boxes without size, polygons with an unknown point, annotations of images or categories that are not listed. Counted and used:
+//! annotations with the id of another, for files that were put together count from 1 twice, and nothing here is found by that id. Counted and unknown:
+//! what Python calls `NaN` or `Infinity`. Refused, with line and column: what is no JSON, values of other types, a category without a name, a box that is
+//! not four numbers, one id for two images or two categories. What is nested deeper than a COCO file has reason to be is refused by the JSON reader. A
+//! file of images alone is one of images to be looked at.
 
 use std::cell::Cell;
 use std::collections::{HashMap, HashSet};

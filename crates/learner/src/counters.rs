@@ -43,7 +43,7 @@ pub struct Counters {
     pub item_count: u64,
     /// Best fitness so far and the epoch (from 0) it was reached in.
     pub best: Option<(f64, usize)>,
-    /// Evaluations since then.
+    /// Epochs, or evaluations within one, since then.
     pub since_best: usize,
     /// Updates made when the model was last evaluated.
     pub evaluated_at: u64,

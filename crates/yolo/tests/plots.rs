@@ -168,6 +168,17 @@ fn training_curves() {
     }
 }
 
+/// Losses that hardly change any more have labels of seven characters.
+#[test]
+fn tick_labels_of_the_first_panels_are_whole() {
+    let rows: String = (1..10).map(|epoch| format!("{epoch},1.0000{epoch},1.0000{epoch}\n")).collect();
+    let path = out("results_of_long_labels.png");
+    save(&path, |path| results_chart(&format!("epoch,train/box_loss,val/box_loss\n{rows}"), path));
+    let image = image::open(&path).unwrap().to_rgb8();
+    let white = |x: u32| (0..image.height()).all(|y| image.get_pixel(x, y).0 == [255; 3]);
+    assert!((0..12).all(white) && !(12..100).all(white));
+}
+
 #[test]
 fn label_statistics() {
     for (name, count, names) in

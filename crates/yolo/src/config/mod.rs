@@ -166,7 +166,7 @@ settings! {
         /// the last one is always validated
         val: bool = true;
         /// With val, validate after every n-th epoch only, and after the last
-        /// the best weights are the best of the epochs that were validated; patience counts all epochs
+        /// the best weights are the best of the epochs that were validated, and there are none before the first of these; patience counts all epochs
         val_interval: usize = 1;
         /// Draw curves, matrices and sample batches
         plots: bool = true;

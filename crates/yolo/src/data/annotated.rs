@@ -33,7 +33,7 @@ pub(crate) struct Annotated {
     /// Of each category.
     classes: Vec<Option<u32>>,
     /// Categories whose class is called so but for the case of letters.
-    recased: Vec<String>,
+    case_insensitive_matches: Vec<String>,
 }
 
 /// The objects of one image, and what became of the others.
@@ -57,12 +57,12 @@ impl Annotated {
     /// As [`coco::open`] and [`DataConfig::resolve`]; [`DataError::Coco`] when no category is a class.
     pub(crate) fn open(config: &DataConfig, source: &Source, cache_dir: Option<&Path>) -> Result<Self, DataError> {
         let (json, file) = read(config, source, cache_dir)?;
-        let (classes, recased) = classes(&file, &config.names);
+        let (classes, case_insensitive_matches) = classes(&file, &config.names);
         if !file.boxes.is_empty() && classes.iter().all(Option::is_none) {
             let reason = format!("none of its categories ({}) is one of the classes ({})", few(&file.names()), few(&config.names));
             return Err(DataError::Coco { path: json, reason });
         }
-        Ok(Self { json, file, classes, recased })
+        Ok(Self { json, file, classes, case_insensitive_matches })
     }
 
     /// The paths of its images, in its order, and the folder they were found in.
@@ -220,6 +220,7 @@ impl Annotated {
             (c.unknown_image, "annotations of unknown images left out"),
             (c.unknown_category, "annotations of unknown categories left out"),
             (c.masks, "masks not used, only their boxes"),
+            (c.unknown_points, "polygons with an unknown point left out"),
             (c.repeated_images, "images listed twice"),
             (c.repeated_annotations, "annotations with the id of another, used all the same"),
             (c.not_numbers, "values that are NaN or Infinity, taken as not known"),
@@ -229,8 +230,8 @@ impl Annotated {
         .map(|(count, what)| format!("{count} {what}"))
         .collect();
         let mut notes = vec![line];
-        if !self.recased.is_empty() {
-            notes.push(format!("{name}: {}", few(&self.recased)));
+        if !self.case_insensitive_matches.is_empty() {
+            notes.push(format!("{name}: {}", few(&self.case_insensitive_matches)));
         }
         if !left_out.is_empty() {
             notes.push(format!("{name}: {}", left_out.join(", ")));
@@ -258,18 +259,18 @@ pub(crate) fn read(config: &DataConfig, source: &Source, cache_dir: Option<&Path
 fn classes(file: &CocoFile, names: &[String]) -> (Vec<Option<u32>>, Vec<String>) {
     let class = |name: &str| names.iter().position(|n| n == name).map(|i| i as u32);
     let (theirs, ours) = (by_letters(file.categories.iter().map(|(_, name)| name)), by_letters(names));
-    let mut recased = Vec::new();
+    let mut case_insensitive_matches = Vec::new();
     let mut class_of = |name: &String| {
         class(name).or_else(|| {
             // `Person` is taken for `person` where neither side has both.
             let letters = name.to_lowercase();
             let (_, same) = (theirs.get(&letters).copied().flatten()?, ours.get(&letters).copied().flatten()?);
-            recased.push(format!("category {name} is taken for class {same}"));
+            case_insensitive_matches.push(format!("category {name} is taken for class {same}"));
             class(same)
         })
     };
     let classes = file.categories.iter().map(|(_, name)| class_of(name)).collect();
-    (classes, recased)
+    (classes, case_insensitive_matches)
 }
 
 /// Names by their letters in lower case; none where several names are that.

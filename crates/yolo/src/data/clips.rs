@@ -2,14 +2,14 @@
 //!
 //! What a file calls a clip is the name of one only together with its day and its camera, as far as these are known: numbers begin anew on every day, as
 //! LTDv2's do (`clip_22_2307` lies in the folder of a date), and with every camera. A clip that goes on over midnight is one, and called by the day it began
-//! on: it goes on where the step over midnight is no gap, by the rule of `steps`. Where two splits have unlike parts of such a clip the same clip may have
+//! on: it goes on where the step over midnight is no gap, by the rule of `frame_interval`. Where two splits have unlike parts of such a clip the same clip may have
 //! two names; that they share their time is seen all the same (`leak`). A frame of which no clip is told is of the one that its folder is.
 
 use std::collections::HashMap;
 use std::path::Path;
 
+use super::frame_interval::{FEW, GAP, typical_interval};
 use super::moment::Moment;
-use super::steps::{FEW, GAP, usual_step};
 
 /// What is known of the clip of a frame.
 pub(crate) enum OfClip<'a> {
@@ -32,9 +32,21 @@ enum Key<'a> {
     Folder(String),
 }
 
+/// The clips of a list of frames.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Clips {
+    /// In the order of their first frames.
+    pub(crate) names: Vec<String>,
+    /// Of each, whether its file tells of it; else it is a folder, which may be no clip at all.
+    pub(crate) named: Vec<bool>,
+    /// Of each frame, the number of its clip.
+    pub(crate) of: Vec<u32>,
+}
+
 /// The frames of one key: of a clip that goes on over midnight those of one day.
 struct Part {
     name: String,
+    named: bool,
     /// Milliseconds.
     times: Vec<i64>,
 }
@@ -49,7 +61,7 @@ impl Part {
                 format!("{name}{date}{camera}")
             }
         };
-        Self { name, times: Vec::new() }
+        Self { name, named: matches!(key, Key::Named(..)), times: Vec::new() }
     }
 
     fn steps(&self) -> impl Iterator<Item = i64> {
@@ -60,13 +72,13 @@ impl Part {
     fn goes_on(&self, after: &Self, all: Option<f64>) -> bool {
         let (Some(last), Some(first)) = (self.times.last(), after.times.first()) else { return false };
         let own: Vec<i64> = self.steps().chain(after.steps()).collect();
-        let usual = if own.len() < FEW { all.or(usual_step(own)) } else { usual_step(own) };
+        let usual = if own.len() < FEW { all.or(typical_interval(own)) } else { typical_interval(own) };
         usual.is_some_and(|usual| ((first - last) as f64) < GAP * usual)
     }
 }
 
-/// The clips of `frames`, in the order of their first frames: the names of all, and of each frame the number of its clip.
-pub(crate) fn tell_apart<'a>(frames: impl Iterator<Item = OfClip<'a>>) -> (Vec<String>, Vec<u32>) {
+/// The clips of `frames`.
+pub(crate) fn assign_clips<'a>(frames: impl Iterator<Item = OfClip<'a>>) -> Clips {
     let mut known: HashMap<Key<'a>, u32> = HashMap::new();
     let (mut parts, mut of): (Vec<Part>, Vec<u32>) = (Vec::new(), Vec::new());
     for frame in frames {
@@ -87,15 +99,16 @@ pub(crate) fn tell_apart<'a>(frames: impl Iterator<Item = OfClip<'a>>) -> (Vec<S
     }
     let begun = begun(&known, &mut parts);
     let mut numbers: Vec<Option<u32>> = vec![None; parts.len()];
-    let mut names = Vec::new();
+    let (mut names, mut named) = (Vec::new(), Vec::new());
     for clip in &mut of {
         let first = begun[*clip as usize];
         *clip = *numbers[first].get_or_insert_with(|| {
             names.push(std::mem::take(&mut parts[first].name));
+            named.push(parts[first].named);
             names.len() as u32 - 1
         });
     }
-    (names, of)
+    Clips { names, named, of }
 }
 
 /// The part that the clip of each part began with.
@@ -115,7 +128,7 @@ fn begun<'a>(known: &HashMap<Key<'a>, u32>, parts: &mut [Part]) -> Vec<usize> {
     // The first day first: where a part began is known before one goes on with it.
     days.sort_unstable();
     parts.iter_mut().for_each(|part| part.times.sort_unstable());
-    let all = usual_step(parts.iter().flat_map(Part::steps).collect());
+    let all = typical_interval(parts.iter().flat_map(Part::steps).collect());
     for (_, before, after) in days {
         if parts[before].goes_on(&parts[after], all) {
             begun[after] = begun[before];
@@ -131,7 +144,10 @@ mod tests {
     /// The clips of frames of one name, each with its camera and moment.
     fn of(frames: &[(&str, &str)]) -> (Vec<String>, Vec<u32>) {
         let known = |text| Some(text).filter(|text: &&str| !text.is_empty());
-        tell_apart(frames.iter().map(|&(camera, taken)| OfClip::Named { name: "c0", camera: known(camera), taken: known(taken) }))
+        let named = frames.iter().map(|&(camera, taken)| OfClip::Named { name: "c0", camera: known(camera), taken: known(taken) });
+        let clips = assign_clips(named);
+        assert!(clips.named.iter().all(|named| *named));
+        (clips.names, clips.of)
     }
 
     #[test]
@@ -148,7 +164,8 @@ mod tests {
         assert_eq!(of(&[("", "2020-05-14"), ("", "2020-05-15"), ("", "2020-05-14")]).1, [0, 1, 0], "a date alone is a day");
         assert_eq!(of(&[("", ""), ("", "soon"), ("7", "")]), (vec!["c0".into(), "c0 camera 7".into()], vec![0, 0, 1]));
         let folders = ["a/1.jpg", "b/1.jpg", "a/2.jpg"].map(|path| OfClip::folder(Path::new(path)));
-        assert_eq!(tell_apart(folders.into_iter()), (vec!["a".into(), "b".into()], vec![0, 1, 0]));
+        let clips = assign_clips(folders.into_iter());
+        assert_eq!(clips, Clips { names: vec!["a".into(), "b".into()], named: vec![false; 2], of: vec![0, 1, 0] });
     }
 
     #[test]

@@ -48,7 +48,11 @@ impl Grouping {
         let named: Vec<Option<String>> = match key {
             MONTH => (0..images).map(|i| moment(i).map(|m| format!("{:04}-{:02}", m.year, m.month))).collect(),
             HOUR => (0..images).map(|i| moment(i).map(|m| format!("{:02} h", m.hour))).collect(),
-            DAY_NIGHT => (0..images).map(|i| day_night(meta, i)).collect(),
+            DAY_NIGHT => {
+                // Once, and not for each of a million images.
+                let keys = ["Day_Night", "Sun Radiation Intensity"].map(|key| known(meta, key));
+                (0..images).map(|i| day_night(meta, keys, i)).collect()
+            }
             CLIP => return Self::by_values(meta, key, images).ok_or_else(|| unknown(meta, key)),
             _ => return Self::by_values(meta, known(meta, key), images).ok_or_else(|| unknown(meta, key)),
         };
@@ -115,10 +119,10 @@ fn unknown(meta: &FrameMeta, key: &str) -> String {
     format!("no image can be grouped by `{key}`: known of them is {there}, and by these {}", MADE.join(", "))
 }
 
-/// As the meta calls it, in whichever form; what is neither, a number or `dusk`, is a group of its own: whether 1 is the day nobody has said.
-fn day_night(meta: &FrameMeta, index: usize) -> Option<String> {
-    let key = |wanted: &str| meta.keys().into_iter().find(|k| k.eq_ignore_ascii_case(wanted)).map(String::from);
-    let told = key("Day_Night").and_then(|key| Some(meta.get(index, &key)?.trim().to_lowercase()));
+/// As the meta calls it under the first key, in whichever form; what is neither, a number or `dusk`, is a group of its own: whether 1 is the day nobody has
+/// said. Where it does not, by the sun's radiation under the second.
+fn day_night(meta: &FrameMeta, [day_night, sun]: [&str; 2], index: usize) -> Option<String> {
+    let told = meta.get(index, day_night).map(|text| text.trim().to_lowercase());
     if let Some(told) = told.filter(|told| !is_unknown(told)) {
         return Some(match told.as_str() {
             "d" | "daytime" | "day-time" | "day time" | "daylight" => "day".into(),
@@ -126,7 +130,7 @@ fn day_night(meta: &FrameMeta, index: usize) -> Option<String> {
             _ => told,
         });
     }
-    let sun = number(meta.get(index, &key("Sun Radiation Intensity")?)?).filter(|sun| *sun > NO_LIGHT)?;
+    let sun = number(meta.get(index, sun)?).filter(|sun| *sun > NO_LIGHT)?;
     Some(if sun > DAYLIGHT { "day" } else { "night" }.into())
 }
 

@@ -2,12 +2,12 @@
 //!
 //! A detector that is judged on the next second of what it learnt is judged too well. Only images are compared of which something is known beside their
 //! pixels, for of others nobody can say whether a folder is a clip: clips by their names, times within one camera where the meta names it. What
-//! lasts longer than a day is no clip but a folder: of it only single frames are compared.
+//! lasts longer than a day is no clip but a folder: of it only single frames are compared. Nor is the one folder of all images that have no named clip.
 
 use std::collections::{BTreeMap, HashSet};
 
 use super::description::Split;
-use super::meta::{CLIP, FrameMeta, MOMENT};
+use super::meta::{FrameMeta, MOMENT};
 use super::moment::Moment;
 use super::scan::Scan;
 
@@ -24,16 +24,14 @@ pub fn leaks((first, a): (Split, &Scan), (second, b): (Split, &Scan)) -> Vec<Str
     let (one, other) = (first.key(), second.key());
     let too_well = format!("neighbours are nearly the same picture, and {other} is judged too well");
     let mut lines = Vec::new();
-    // One folder of all images is no clip; one clip that is named is.
-    let several = a.meta.clips() > 1 || a.meta.keys().contains(&CLIP);
-    let both = if several { common(&a.meta, &b.meta) } else { Vec::new() };
+    let both = common(&a.meta, &b.meta);
     if let Some(name) = both.first() {
         lines.push(format!("warning: {} clips have frames in both {one} and {other} ({name} the first): {too_well}", both.len()));
     }
     let (theirs, ours) = (Times::new(a), Times::new(b));
-    let shared = theirs.shared_with(&ours, |of_a, of_b| a.meta.clip_name(of_a) == b.meta.clip_name(of_b));
+    let shared = theirs.shared_with(&ours, |of_a, of_b| name_of(&a.meta, of_a) == name_of(&b.meta, of_b));
     if let Some(&(of_a, of_b)) = shared.first() {
-        let (clip, its) = (b.meta.clip_name(of_b), a.meta.clip_name(of_a));
+        let ((_, clip), (_, its)) = (name_of(&b.meta, of_b), name_of(&a.meta, of_a));
         let count = shared.iter().map(|(_, of_b)| of_b).collect::<HashSet<_>>().len();
         lines.push(format!(
             "warning: {count} clips of {other} share their time with clips of {one} ({clip} with {its} the first): {too_well}"
@@ -48,10 +46,19 @@ pub fn leaks((first, a): (Split, &Scan), (second, b): (Split, &Scan)) -> Vec<Str
     lines
 }
 
-/// The names of clips that both have.
-fn common(a: &FrameMeta, b: &FrameMeta) -> Vec<String> {
-    let clips = |meta: &FrameMeta| (0..meta.clips() as u32).map(|c| meta.clip_name(c).to_string()).collect::<HashSet<_>>();
-    let mut both: Vec<String> = clips(a).intersection(&clips(b)).cloned().collect();
+/// Whether the meta names a clip, and what it is called: the folder of all images is `.`.
+fn name_of(meta: &FrameMeta, clip: u32) -> (bool, &str) {
+    let name = meta.clip_name(clip);
+    (meta.is_named(clip), if name.is_empty() { "." } else { name })
+}
+
+/// The names of clips that both have. Folders are clips where a split has several of them: one, of all images or of those without a named clip, is none.
+fn common<'a>(a: &'a FrameMeta, b: &FrameMeta) -> Vec<&'a str> {
+    let several = |meta: &FrameMeta| (0..meta.clips() as u32).filter(|&clip| !meta.is_named(clip)).count() > 1;
+    let folders = several(a) || several(b);
+    let theirs: HashSet<(bool, &str)> = (0..b.clips() as u32).map(|clip| name_of(b, clip)).collect();
+    let ours = (0..a.clips() as u32).map(|clip| name_of(a, clip));
+    let mut both: Vec<&str> = ours.filter(|of| (of.0 || folders) && theirs.contains(of)).map(|(_, name)| name).collect();
     both.sort_unstable();
     both
 }
@@ -74,11 +81,10 @@ struct Times(BTreeMap<String, Taken>);
 impl Times {
     fn new(scan: &Scan) -> Self {
         let meta = &scan.meta;
-        let camera = meta.keys().into_iter().find(|k| k.eq_ignore_ascii_case("camera"));
         let mut all: BTreeMap<String, Taken> = BTreeMap::new();
         for i in 0..scan.len() {
             let Some(at) = meta.get(i, MOMENT).and_then(Moment::read).map(|moment| moment.seconds()) else { continue };
-            let name = camera.and_then(|key| meta.get(i, key)).unwrap_or_default();
+            let name = meta.camera(i).unwrap_or_default();
             if !all.contains_key(name) {
                 all.insert(name.into(), Taken::default());
             }
@@ -168,6 +174,55 @@ mod tests {
             let lines = told(a, &same);
             let begins = "warning: 1 clips have frames in both train and val (c0 2020-05-15 camera 1 the first)";
             assert!(lines.len() == 1 && lines[0].starts_with(begins), "{lines:?}");
+        }
+    }
+
+    #[test]
+    fn a_folder_of_what_has_no_clip_is_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let split = |json: &str, frames: &[(&str, &str, &str)]| {
+            let image = |(i, (folder, clip, taken)): (usize, &(&str, &str, &str))| {
+                let name = format!("{folder}{json}{i}.jpg");
+                std::fs::create_dir_all(dir.path().join(folder)).unwrap();
+                std::fs::write(dir.path().join(&name), jpeg(64, 48)).unwrap();
+                format!(r#"{{"id":{i},"file_name":"{name}","date_captured":"{taken}","meta":{{"clip":"{clip}"}}}}"#)
+            };
+            scanned(dir.path(), json, frames.iter().enumerate().map(image).collect())
+        };
+        let told = |a: &Scan, b: &Scan| leaks((Split::Train, a), (Split::Val, b));
+        let train = split("t", &[("", "n/a", "2020-05-14T10:00:00"), ("", "n/a", "2020-05-14T11:00:00")]);
+        let val = split("v", &[("", "n/a", "2020-05-15T10:00:00")]);
+        assert_eq!(told(&train, &val), Vec::<String>::new(), "no image has a clip");
+        let train = split("u", &[("", "c0", "2020-05-14T10:00:00"), ("", "n/a", "2020-05-14T11:00:00")]);
+        let other = split("w", &[("", "c1", "2020-05-15T10:00:00"), ("", "n/a", "2020-05-15T11:00:00")]);
+        assert_eq!(told(&train, &other), Vec::<String>::new(), "one of each has none");
+        // The folder is called as a clip of the other split is.
+        let folder = split("x", &[("c0 2020-05-14/", "n/a", "2020-05-16T10:00:00"), ("c9/", "n/a", "2020-05-17T10:00:00")]);
+        assert_eq!(told(&train, &folder), Vec::<String>::new());
+        // Where there are several folders each is a clip.
+        let several = split("y", &[("", "n/a", "2020-05-15T10:00:00"), ("more/", "n/a", "2020-05-16T10:00:00")]);
+        for (a, b) in [(&train, &several), (&several, &train)] {
+            let lines = told(a, b);
+            assert!(
+                lines.len() == 1 && lines[0].starts_with("warning: 1 clips have frames in both train and val (. the first)"),
+                "{lines:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_camera_that_nobody_knows_is_that_of_frames_without_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let split = |json: &str, folder: &str, taken: &str, meta: &str| {
+            let name = format!("{folder}/{json}.jpg");
+            std::fs::create_dir_all(dir.path().join(folder)).unwrap();
+            std::fs::write(dir.path().join(&name), jpeg(64, 48)).unwrap();
+            scanned(dir.path(), json, vec![format!(r#"{{"id":1,"file_name":"{name}","date_captured":"{taken}","meta":{meta}}}"#)])
+        };
+        let train = split("t", "a", "2020-05-14T10:00:00", r#"{"Camera":"n/a"}"#);
+        for meta in [r#"{"Camera":"none"}"#, "{}"] {
+            let lines = leaks((Split::Train, &train), (Split::Val, &split("v", "b", "2020-05-14T10:00:01", meta)));
+            assert!(lines.len() == 1 && lines[0].contains("(b with a the first)"), "{lines:?}");
         }
     }
 

@@ -15,7 +15,7 @@ use rayon::prelude::*;
 use sha2::{Digest, Sha256};
 
 use super::annotated::Annotated;
-use super::clips::{OfClip, tell_apart};
+use super::clips::{OfClip, assign_clips};
 use super::description::{DataConfig, Source, Split};
 use super::error::DataError;
 use super::header::{is_image, suffix};
@@ -81,7 +81,7 @@ impl Listing {
             return None;
         }
         let clip = |entry: &Entry| told(entry).and_then(|(table, row)| table.clip(row)).unwrap_or_else(|| OfClip::folder(&entry.image));
-        Some(tell_apart(self.entries.iter().map(clip)).1)
+        Some(assign_clips(self.entries.iter().map(clip)).of)
     }
 }
 

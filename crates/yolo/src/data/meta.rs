@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::clips::{OfClip, tell_apart};
+use super::clips::{Clips, OfClip, assign_clips};
 
 /// Longest value that is kept, bytes.
 const LONGEST: usize = 256;
@@ -45,9 +45,13 @@ impl MetaTable {
     /// What row `row` tells of its clip, if it names one.
     pub(crate) fn clip(&self, row: usize) -> Option<OfClip<'_>> {
         let known = |key: &str| self.get(row, key).filter(|text| !is_unknown(text));
-        let name = known(CLIP)?;
-        let camera = self.columns.iter().find(|column| column.key.eq_ignore_ascii_case("camera"));
-        Some(OfClip::Named { name, camera: camera.and_then(|column| known(&column.key)), taken: known(MOMENT) })
+        Some(OfClip::Named { name: known(CLIP)?, camera: self.camera(row), taken: known(MOMENT) })
+    }
+
+    /// The camera that row `row` is of, if that is known.
+    fn camera(&self, row: usize) -> Option<&str> {
+        let column = self.columns.iter().find(|column| column.key.eq_ignore_ascii_case("camera"))?;
+        self.get(row, &column.key).filter(|text| !is_unknown(text))
     }
 }
 
@@ -105,9 +109,7 @@ pub struct FrameMeta {
     tables: Vec<Arc<MetaTable>>,
     /// Of each image up to the last that has one: which table, and its row.
     rows: Vec<Option<(u32, u32)>>,
-    clips: Vec<String>,
-    /// Of each image, index into `clips`.
-    clip: Vec<u32>,
+    clips: Clips,
 }
 
 impl FrameMeta {
@@ -126,21 +128,33 @@ impl FrameMeta {
     /// Tells the clips of images by their meta, or by the folders of their files, which `paths` are, in the order of the images.
     pub(crate) fn find_clips<P: AsRef<Path>>(&mut self, paths: impl Iterator<Item = P>) {
         let named = |index: usize| {
-            let (table, row) = (*self.rows.get(index)?)?;
-            self.tables.get(table as usize)?.clip(row as usize)
+            let (table, row) = self.row(index)?;
+            table.clip(row)
         };
-        let (clips, clip) = tell_apart(paths.enumerate().map(|(i, path)| named(i).unwrap_or_else(|| OfClip::folder(path.as_ref()))));
-        (self.clips, self.clip) = (clips, clip);
+        self.clips = assign_clips(paths.enumerate().map(|(i, path)| named(i).unwrap_or_else(|| OfClip::folder(path.as_ref()))));
+    }
+
+    /// What is known of image `index`.
+    fn row(&self, index: usize) -> Option<(&MetaTable, usize)> {
+        let (table, row) = (*self.rows.get(index)?)?;
+        let table: &MetaTable = self.tables.get(table as usize)?;
+        Some((table, row as usize))
     }
 
     fn told(&self, index: usize, key: &str) -> Option<&str> {
-        let (table, row) = (*self.rows.get(index)?)?;
-        self.tables.get(table as usize)?.get(row as usize, key)
+        let (table, row) = self.row(index)?;
+        table.get(row, key)
+    }
+
+    /// The camera of image `index`, if it is known.
+    pub(crate) fn camera(&self, index: usize) -> Option<&str> {
+        let (table, row) = self.row(index)?;
+        table.camera(row)
     }
 
     /// The value of `key` of image `index`; that of [`CLIP`] is its clip, a name with its day and camera or the folder of its file.
     pub fn get(&self, index: usize, key: &str) -> Option<&str> {
-        if key == CLIP { Some(&self.clips[*self.clip.get(index)? as usize]) } else { self.told(index, key) }
+        if key == CLIP { Some(self.clip_name(*self.clips.of.get(index)?)) } else { self.told(index, key) }
     }
 
     /// All keys that the files have, in their order.
@@ -156,17 +170,22 @@ impl FrameMeta {
 
     /// The clip of each image, as an index below [`clips`](Self::clips).
     pub fn clip_of(&self) -> &[u32] {
-        &self.clip
+        &self.clips.of
     }
 
     /// Number of clips.
     pub fn clips(&self) -> usize {
-        self.clips.len()
+        self.clips.names.len()
     }
 
     /// The name of a clip.
     pub fn clip_name(&self, clip: u32) -> &str {
-        &self.clips[clip as usize]
+        &self.clips.names[clip as usize]
+    }
+
+    /// Whether the meta names that clip; else it is a folder.
+    pub(crate) fn is_named(&self, clip: u32) -> bool {
+        self.clips.named[clip as usize]
     }
 }
 
@@ -223,6 +242,7 @@ mod tests {
         (0..5).for_each(|i| meta.push(i, Some((0, i as u32))));
         meta.find_clips((0..5).map(|i| format!("a/{i}.jpg")));
         assert_eq!(meta.clip_of(), [0, 1, 2, 0, 3]);
+        assert_eq!([2, 3].map(|clip| meta.is_named(clip)), [true, false]);
         assert_eq!((meta.get(1, CLIP), meta.get(4, CLIP)), (Some("c0 2020-05-15 camera 1"), Some("a")));
     }
 }

@@ -13,6 +13,7 @@ use bellows_runs::cache_dir;
 use rayon::prelude::*;
 
 use super::annotated::{Annotated, Marked};
+use super::box_faults::BoxFaults;
 use super::cache::{self, Cache};
 use super::description::{DataConfig, Split};
 use super::error::DataError;
@@ -21,7 +22,6 @@ use super::header::{self, Header};
 use super::ids::CocoIds;
 use super::listing::{Entry, Listing};
 use super::meta::FrameMeta;
-use super::odd::Odd;
 use super::outline::Outline;
 use super::packed::Packed;
 use super::record::{BadFile, Content, Record, Stamp};
@@ -326,14 +326,14 @@ fn assemble(config: &DataConfig, split: Split, options: &ScanOptions, listing: &
     let mut scan = Scan { root, ids, meta, real, packed: listing.packed.clone(), ..Scan::default() };
     let id = |(file, image): (u32, u32)| listing.coco[file as usize].image_id(image);
     listing.repeated.iter().for_each(|&of| scan.ids.leave_out(id(of)));
-    let mut odd = Odd::default();
+    let mut faults = BoxFaults::default();
     let mut records = records.into_iter();
     for entries in listing.entries.chunks(BLOCK) {
         let block: Vec<(&Entry, Record)> = entries.iter().zip(records.by_ref()).collect();
         let block: Vec<_> = block.into_par_iter().map(|(entry, record)| (entry, marked(listing, entry, record, nc))).collect();
         for (Entry { image, coco, sample, .. }, (content, marked)) in block {
             if let Some((file, image)) = *coco {
-                odd.add(&marked, listing.coco[file as usize].image_name(image));
+                faults.add(&marked, listing.coco[file as usize].image_name(image));
             }
             let index = scan.len();
             match content {
@@ -355,7 +355,7 @@ fn assemble(config: &DataConfig, split: Split, options: &ScanOptions, listing: &
     if !listing.repeated.is_empty() {
         scan.notes.push(format!("{} images have the file of another, which is used once and as that one", listing.repeated.len()));
     }
-    scan.notes.extend(odd.notes());
+    scan.notes.extend(faults.notes());
     if let Some(error) = scan.too_many_bad().filter(|_| !options.allow_bad) {
         return Err(error);
     }

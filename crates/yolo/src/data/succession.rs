@@ -6,10 +6,10 @@
 
 use std::path::Path;
 
+use super::frame_interval::{FEW, GAP, typical_interval};
 use super::meta::{FrameMeta, MOMENT};
 use super::moment::Moment;
 use super::natural::natural;
-use super::steps::{FEW, GAP, usual_step};
 
 /// Digits that are read as a number.
 const LONGEST: usize = 15;
@@ -47,7 +47,7 @@ impl Line {
     fn gaps(&self, usual: Option<f64>) -> impl Iterator<Item = bool> {
         let steps: Vec<i64> = self.steps.iter().flatten().copied().collect();
         let shared = steps.iter().filter(|&&step| step == 0).count();
-        let (count, own) = (steps.len(), usual_step(steps));
+        let (count, own) = (steps.len(), typical_interval(steps));
         let usual = if self.least > 0 && 2 * shared >= count {
             // Several frames a second or a minute, told in whole ones.
             Some(self.least as f64)
@@ -70,7 +70,7 @@ pub(crate) fn before<P: AsRef<Path>>(meta: &FrameMeta, paths: impl Iterator<Item
     let time = |i: usize| Some(Moment::read(meta.get(i, MOMENT)?)?.milliseconds());
     let lines: Vec<Line> = clips.into_iter().map(|frames| Line::new(frames, time, |i| &names[i])).collect();
     let of_kind = |timed: bool| {
-        usual_step(lines.iter().filter(|line| line.timed == timed).flat_map(|line| line.steps.iter().flatten().copied()).collect())
+        typical_interval(lines.iter().filter(|line| line.timed == timed).flat_map(|line| line.steps.iter().flatten().copied()).collect())
     };
     let usual = [of_kind(false), of_kind(true)];
     let mut before = vec![None; names.len()];

@@ -1,7 +1,7 @@
 //! `results.png`: ten training curves over the epochs, read from the text of `results.csv`.
 
 use super::PlotError;
-use bellows_plots::{Align, Axes, Canvas, Captions, Style, gaussian, padded};
+use bellows_plots::{Align, Axes, Canvas, Captions, Style, padded};
 use std::path::Path;
 
 /// First row, then second row.
@@ -11,6 +11,10 @@ const PANELS: [[&str; 5]; 2] = [
 ];
 const LINE: [u8; 3] = [31, 100, 190];
 const SMOOTH: [u8; 3] = [235, 120, 20];
+/// Epochs that the smooth curve reaches out by.
+const SIGMA: f64 = 3.0;
+/// Pixels left of a panel: a loss that hardly changes any more has tick labels of eight characters.
+const LEFT: f64 = 110.0;
 
 /// Draws a 2×5 grid of 2250×1000 px: losses, precision and recall, mAP over epochs, with a Gaussian smooth (σ = 3 epochs).
 ///
@@ -26,7 +30,7 @@ pub fn results_chart(csv: &str, path: &Path) -> Result<Vec<u8>, PlotError> {
         for (col, name) in panels.iter().enumerate() {
             let (x, y) = (col as f64 * cell_w, row as f64 * cell_h);
             let values = column(csv, name);
-            let frame = ((x + 75.0, y + 55.0), (x + cell_w - 20.0, y + cell_h - 65.0));
+            let frame = ((x + LEFT, y + 55.0), (x + cell_w - 20.0, y + cell_h - 65.0));
             let axes = Axes { frame, x: padded(epochs.iter().copied()), y: padded(values.iter().copied()) };
             let below = if row == 1 { "epoch" } else { "" };
             let whole_epochs = ((axes.x.end - axes.x.start).ceil() as usize).min(6);
@@ -48,11 +52,17 @@ fn series(canvas: &mut Canvas, axes: &Axes, points: &[(f64, f64)]) {
     for &(x, y) in points {
         canvas.dot(axes.at(x, y), radius, LINE);
     }
-    let smooth = gaussian(&points.iter().map(|p| p.1).collect::<Vec<_>>(), 3.0);
-    let track: Vec<_> = points.iter().zip(smooth).map(|(&(x, _), y)| axes.at(x, y)).collect();
+    let track: Vec<_> = points.iter().map(|&(x, _)| axes.at(x, smoothed(points, x))).collect();
     for at in along(&track, 9.0) {
         canvas.dot(at, 2.2, SMOOTH);
     }
+}
+
+/// The mean of all values, weighed by how many epochs they are from `epoch`: of epochs that are validated now and then few are near.
+fn smoothed(points: &[(f64, f64)], epoch: f64) -> f64 {
+    let weighed = points.iter().map(|&(x, y)| ((-0.5 * ((x - epoch) / SIGMA).powi(2)).exp(), y));
+    let (sum, total) = weighed.fold((0.0, 0.0), |(sum, total), (weight, y)| (sum + weight * y, total + weight));
+    sum / total
 }
 
 fn legend(canvas: &mut Canvas, x: f64, y: f64) {
@@ -67,10 +77,11 @@ fn legend(canvas: &mut Canvas, x: f64, y: f64) {
 
 /// The values under a header name, NaN where a cell is no number; empty when there is no such column.
 fn column(csv: &str, name: &str) -> Vec<f64> {
-    let mut lines = csv.lines().filter(|line| !line.trim().is_empty());
-    let index = lines.next().and_then(|header| header.split(',').position(|h| h.trim() == name));
+    // Names of groups hold commas, and are quoted then. A line that broke off has fewer cells.
+    let mut reader = csv::ReaderBuilder::new().flexible(true).trim(csv::Trim::All).from_reader(csv.as_bytes());
+    let index = reader.headers().ok().and_then(|headers| headers.iter().position(|header| header == name));
     let Some(index) = index else { return Vec::new() };
-    lines.map(|line| line.split(',').nth(index).and_then(|v| v.trim().parse().ok()).unwrap_or(f64::NAN)).collect()
+    reader.records().flatten().map(|row| row.get(index).and_then(|cell| cell.parse().ok()).unwrap_or(f64::NAN)).collect()
 }
 
 /// Points every `gap` pixels along a track.
@@ -97,6 +108,22 @@ mod tests {
         let csv = "epoch, a ,b\n1,2,x\n\n2,4\n";
         assert_eq!(column(csv, "a"), [2.0, 4.0]);
         assert!(column(csv, "b").iter().all(|v| v.is_nan()) && column(csv, "c").is_empty() && column("", "a").is_empty());
+    }
+
+    #[test]
+    fn a_name_with_a_comma_is_one_column() {
+        let csv = "epoch,\"metrics/rain, light/mAP50\",val/box_loss\n1,0.5,2\n2,0.6,3\n";
+        assert_eq!((column(csv, "val/box_loss"), column(csv, "metrics/rain, light/mAP50")), (vec![2.0, 3.0], vec![0.5, 0.6]));
+    }
+
+    #[test]
+    fn the_smooth_curve_is_of_epochs_and_not_of_points() {
+        let apart = |epochs: f64| smoothed(&[(epochs, 0.0), (2.0 * epochs, 1.0), (3.0 * epochs, 0.0)], 2.0 * epochs);
+        let weight = |epochs: f64| (-0.5 * (epochs / 3.0).powi(2)).exp();
+        for epochs in [1.0, 5.0, 20.0] {
+            assert!((apart(epochs) - 1.0 / (1.0 + 2.0 * weight(epochs))).abs() < 1e-12, "{epochs}");
+        }
+        assert!(apart(20.0) > 0.999 && (smoothed(&[(1.0, 2.0), (7.0, 2.0)], 1.0) - 2.0).abs() < 1e-12);
     }
 
     #[test]

@@ -18,7 +18,7 @@ use crate::data::error::DataError;
 use crate::data::frame::Size;
 use crate::data::meta::{Column, MetaTable};
 
-const MAGIC: &[u8; 12] = b"BELLOWSCOC04";
+const MAGIC: &[u8; 12] = b"BELLOWSCOC05";
 /// Pieces of the file that are hashed, evenly spread, and their length.
 const SAMPLES: u64 = 64;
 const SAMPLE_BYTES: u64 = 4096;
@@ -89,7 +89,7 @@ pub(super) fn save(file: &Path, stamp: &Stamp, coco: &CocoFile) -> Result<(), Da
     coco.points.as_flattened().iter().for_each(|&v| out.f32(v));
     out.meta(&coco.meta);
     let c = &coco.counts;
-    let left_out = [c.crowd, c.zero_size, c.boxless, c.masks, c.unknown_image, c.unknown_category];
+    let left_out = [c.crowd, c.zero_size, c.boxless, c.masks, c.unknown_points, c.unknown_image, c.unknown_category];
     let odd = [c.repeated_images, c.repeated_annotations, c.not_numbers];
     left_out.iter().chain(&odd).for_each(|&n| out.u64(n));
     out.u32(c.examples.len() as u32);
@@ -135,6 +135,7 @@ pub(super) fn load(file: &Path, stamp: &Stamp) -> Option<CocoFile> {
         zero_size: input.u64()?,
         boxless: input.u64()?,
         masks: input.u64()?,
+        unknown_points: input.u64()?,
         unknown_image: input.u64()?,
         unknown_category: input.u64()?,
         repeated_images: input.u64()?,
@@ -209,7 +210,7 @@ mod tests {
     fn what_is_remembered_is_what_was_read_and_counts_while_the_file_is_the_same() {
         let dir = tempfile::tempdir().unwrap();
         let (json, memory) = (dir.path().join("a.json"), dir.path().join("cache"));
-        let text = r#"{"annotations":[{"image_id":"t","category_id":1,"bbox":[1,2,3,4]},{"image_id":8,"category_id":1,"bbox":[1,2,3,4]}],
+        let text = r#"{"annotations":[{"image_id":"t","category_id":1,"bbox":[1,2,3,4],"segmentation":[[1,2,null,4,5,6]]},{"image_id":8,"category_id":1,"bbox":[1,2,3,4]}],
             "images":[{"id":9,"file_name":"a","meta":{"k":1,"l":"x","n":NaN}},{"id":"t","meta":{"l":"y"},"file_name":"b","width":4,"height":5}],"categories":[{"id":1,"name":"c"}]}"#;
         std::fs::write(&json, text).unwrap();
         let fresh = crate::data::coco::open(&json, Some(&memory)).unwrap();
@@ -217,6 +218,7 @@ mod tests {
         let file = memory.join(file_name(&json));
         assert_eq!(load(&file, &stamp).as_ref(), Some(&fresh));
         assert_eq!((fresh.counts.unknown_image, fresh.counts.not_numbers, fresh.boxes_of(1).len()), (1, 1, 1));
+        assert_eq!(fresh.counts.unknown_points, 1);
         assert!(load(&file, &Stamp { size: 1, ..Stamp::of(&json).unwrap() }).is_none());
         let mut bytes = std::fs::read(&file).unwrap();
         bytes[80] ^= 1;

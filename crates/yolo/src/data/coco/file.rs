@@ -43,6 +43,8 @@ pub(crate) struct Counts {
     pub(crate) boxless: u64,
     /// Masks in run lengths, beside a box.
     pub(crate) masks: u64,
+    /// Polygons with a point that is unknown, which are left out.
+    pub(crate) unknown_points: u64,
     /// Annotations of an image that the file does not list.
     pub(crate) unknown_image: u64,
     /// Annotations of a category that the file does not list.

@@ -70,10 +70,13 @@ impl<'de> Deserialize<'de> for Id {
                 // Tables with gaps come out of pandas with 7.0 for 7.
                 if value.fract() == 0.0 && value.abs() < (1u64 << 53) as f64 {
                     Ok(Id::Number(value as i64))
-                } else if value.fract() == 0.0 {
-                    Err(E::custom(format!("an id of more than 64 bits ({value:e})")))
-                } else {
+                } else if value.fract() != 0.0 {
                     Err(E::custom("an id that is a fraction"))
+                } else if value > i64::MIN as f64 && value < u64::MAX as f64 {
+                    // What is written without a point and an exponent does not come as a float.
+                    Err(E::custom(format!("an id written as a decimal number above 2^53: its last digits are lost ({value:e})")))
+                } else {
+                    Err(E::custom(format!("an id of more than 64 bits ({value:e})")))
                 }
             }
 

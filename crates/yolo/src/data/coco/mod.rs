@@ -83,13 +83,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let json = dir.path().join("a.json");
         let part = "{\"images\":[{\"id\":1,\"file_name\":\"a\",\"meta\":{\"t\":-Infinity}}],\"categories\":[{\"id\":1,\"name\":\"c\"}],";
-        for (before, word) in [("", "NaN"), ("", "-Infinity"), ("\n\n", "NaN"), ("\n", "Infinity")] {
+        for (before, word) in [("", "NaN"), ("", "-Infinity"), ("\n\n", "NaN"), ("\n", "Infinity"), ("", "null"), ("\n", "\" \"")] {
             let whole = format!("\u{feff}{part}{before}\"annotations\":[{{\"image_id\":1,\"category_id\":1,\"bbox\":[1,2,{word},4]}}]}}");
             std::fs::write(&json, &whole).unwrap();
             let refused = open(&json, None).unwrap_err().to_string();
             let byte: usize = refused.split("(byte ").nth(1).unwrap().trim_end_matches(')').parse().unwrap();
             let there = whole.rfind(word).unwrap();
-            assert!(refused.contains("NaN, Infinity") && (there + 1..=there + word.len()).contains(&byte), "{there} {refused}");
+            assert!(refused.contains("a box needs four numbers") && (there + 1..=there + word.len()).contains(&byte), "{there} {refused}");
             std::fs::write(&json, whole.replace(&format!("2,{word},"), "2,3,")).unwrap();
             assert_eq!(open(&json, None).unwrap().boxes.len(), 1);
         }

@@ -1,24 +1,27 @@
 //! A COCO file as a stream: element after element, so that what is not kept costs no memory.
 //!
 //! The keys may stand in any order. `annotation` is taken for `annotations` and `filename` for `file_name`: data sets are published so. Dropped and
-//! counted: crowds, boxes without size, annotations of images or categories that are not listed. Counted and used: annotations with the id of another, for
-//! files that were put together count from 1 twice, and nothing here is found by that id. Counted and unknown: what Python calls `NaN` or `Infinity`. Refused,
-//! with line and column: what is no JSON, values of other types, a box that is not four numbers, one id for two images or two categories. What is
-//! nested deeper than a COCO file has reason to be is refused by the JSON reader. A file of images alone is one of images to be looked at.
+//! counted: crowds, boxes without size, polygons with an unknown point, annotations of images or categories that are not listed. Counted and used:
+//! annotations with the id of another, for files that were put together count from 1 twice, and nothing here is found by that id. Counted and unknown:
+//! what Python calls `NaN` or `Infinity`. Refused, with line and column: what is no JSON, values of other types, a category without a name, a box that is
+//! not four numbers, one id for two images or two categories. What is nested deeper than a COCO file has reason to be is refused by the JSON reader. A
+//! file of images alone is one of images to be looked at.
 
 use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::io::Read;
+use std::marker::PhantomData;
 use std::sync::Arc;
 
 use serde::Deserialize;
+use serde::de::value::MapAccessDeserializer;
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 use super::file::{CocoBox, CocoFile, CocoImage, Counts, EXAMPLES};
 use super::id::Id;
-use super::scalar::{Flag, Number, Pairs, Scalar};
+use super::scalar::{Flag, Number, Pairs, Scalar, Side, misplaced, no_box};
 use super::segmentation::Segmentation;
 use super::tolerant::tolerant;
 use crate::data::frame::Size;
@@ -39,11 +42,7 @@ pub(super) fn parse(reader: impl Read) -> Result<CocoFile, Fault> {
     let (mut raw, replaced) = (Raw::default(), Cell::new(0));
     let mut deserializer = serde_json::Deserializer::from_reader(tolerant(reader, &replaced));
     let root = Root(&mut raw).deserialize(&mut deserializer).and_then(|()| deserializer.end());
-    root.map_err(|e| {
-        // It is told as it stands in the file.
-        let reason = e.to_string().replace("string \"\"", "NaN, Infinity or an empty text");
-        Fault { reason, place: Some((e.line(), e.column())).filter(|place| place.0 > 0) }
-    })?;
+    root.map_err(|e| Fault { reason: e.to_string(), place: Some((e.line(), e.column())).filter(|place| place.0 > 0) })?;
     raw.file.counts.not_numbers = replaced.get();
     raw.finish().map_err(|reason| Fault { reason, place: None })
 }
@@ -140,6 +139,11 @@ impl Raw {
         if iscrowd.0 {
             counts.crowd += 1;
             return Ok(());
+        }
+        let unknown = segmentation.as_ref().map_or(0, |s| s.unknown);
+        if unknown > 0 {
+            counts.unknown_points += unknown;
+            counts.example(counts.unknown_points, || format!("{} has a polygon with an unknown point", of()));
         }
         let masked = segmentation.as_ref().is_some_and(|s| s.mask);
         let hull = segmentation.as_ref().and_then(Segmentation::hull);
@@ -248,6 +252,7 @@ struct RawImage {
 struct RawCategory {
     #[serde(default, deserialize_with = "given")]
     id: Option<Id>,
+    #[serde(default, deserialize_with = "given")]
     name: Option<Id>,
 }
 
@@ -265,7 +270,7 @@ struct RawAnnotation {
     iscrowd: Flag,
 }
 
-/// An id, unless it is an empty text, as what is no number has become by now.
+/// An id or a name, unless it is an empty text, as what is no number has become by now.
 fn given<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Id>, D::Error> {
     Ok(Option::<Id>::deserialize(deserializer)?.filter(|id| !id.is_empty()))
 }
@@ -289,7 +294,7 @@ impl<'de> Deserialize<'de> for Numbers {
 
             fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Numbers, A::Error> {
                 let mut numbers = Numbers::default();
-                while let Some(value) = seq.next_element::<f64>()? {
+                while let Some(Side(value)) = seq.next_element()? {
                     if let Some(slot) = numbers.values.get_mut(numbers.count) {
                         *slot = value;
                     }
@@ -297,8 +302,12 @@ impl<'de> Deserialize<'de> for Numbers {
                 }
                 Ok(numbers)
             }
+
+            fn visit_str<E: Error>(self, _: &str) -> Result<Numbers, E> {
+                Err(no_box())
+            }
         }
-        deserializer.deserialize_seq(Four)
+        deserializer.deserialize_any(Four)
     }
 }
 
@@ -309,7 +318,7 @@ impl<'de> DeserializeSeed<'de> for Root<'_> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
-        deserializer.deserialize_map(self)
+        deserializer.deserialize_any(self)
     }
 }
 
@@ -336,26 +345,30 @@ impl<'de> Visitor<'de> for Root<'_> {
                 return Err(A::Error::custom(format!("`{key}` stands here twice")));
             }
             match part {
-                0 => map.next_value_seed(Each { take: |image| raw.image(image), kind: std::marker::PhantomData })?,
-                1 => map.next_value_seed(Each { take: |annotation| raw.annotation(annotation), kind: std::marker::PhantomData })?,
-                _ => map.next_value_seed(Each { take: |category| raw.category(category), kind: std::marker::PhantomData })?,
+                0 => map.next_value_seed(Each { take: |image| raw.image(image), kind: PhantomData })?,
+                1 => map.next_value_seed(Each { take: |annotation| raw.annotation(annotation), kind: PhantomData })?,
+                _ => map.next_value_seed(Each { take: |category| raw.category(category), kind: PhantomData })?,
             }
         }
         Ok(())
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<(), E> {
+        Err(misplaced(text, &self))
     }
 }
 
 /// A list, handed on element by element.
 struct Each<T, F> {
     take: F,
-    kind: std::marker::PhantomData<T>,
+    kind: PhantomData<T>,
 }
 
 impl<'de, T: Deserialize<'de>, F: FnMut(T) -> Result<(), String>> DeserializeSeed<'de> for Each<T, F> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
-        deserializer.deserialize_seq(self)
+        deserializer.deserialize_any(self)
     }
 }
 
@@ -369,11 +382,42 @@ impl<'de, T: Deserialize<'de>, F: FnMut(T) -> Result<(), String>> Visitor<'de> f
     fn visit_seq<A: SeqAccess<'de>>(mut self, mut seq: A) -> Result<(), A::Error> {
         let mut number = 0u64;
         // Where an element is no such thing, its number helps to find it in a file of one line.
-        while let Some(element) = seq.next_element::<T>().map_err(|e| A::Error::custom(format!("element {number}: {e}")))? {
+        while let Some(Element(element)) =
+            seq.next_element::<Element<T>>().map_err(|e| A::Error::custom(format!("element {number}: {e}")))?
+        {
             (self.take)(element).map_err(|reason| A::Error::custom(format!("element {number}: {reason}")))?;
             number += 1;
         }
         Ok(())
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<(), E> {
+        Err(misplaced(text, &self))
+    }
+}
+
+/// An object of a list.
+struct Element<T>(T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Element<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Object<T>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for Object<T> {
+            type Value = Element<T>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Element<T>, A::Error> {
+                T::deserialize(MapAccessDeserializer::new(map)).map(Element)
+            }
+
+            fn visit_str<E: Error>(self, text: &str) -> Result<Element<T>, E> {
+                Err(misplaced(text, &self))
+            }
+        }
+        deserializer.deserialize_any(Object(PhantomData))
     }
 }
 

@@ -3,7 +3,13 @@
 
 use std::fmt;
 
-use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Unexpected, Visitor};
+use serde::de::{Deserialize, Deserializer, Error, Expected, IgnoredAny, MapAccess, SeqAccess, Unexpected, Visitor};
+
+/// A text where none may stand. An empty one is told as what it was in the file, before `tolerant` had it, or may have been.
+pub(super) fn misplaced<E: Error>(text: &str, expected: &dyn Expected) -> E {
+    let found = if text.is_empty() { Unexpected::Other("NaN, Infinity or an empty text") } else { Unexpected::Str(text) };
+    E::invalid_type(found, expected)
+}
 
 /// A number, a text or a truth value as a text; none of anything else.
 #[derive(Default)]
@@ -118,42 +124,86 @@ pub(super) struct Number(pub(super) Option<f64>);
 
 impl<'de> Deserialize<'de> for Number {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Any;
-        impl Visitor<'_> for Any {
-            type Value = Number;
+        deserializer.deserialize_any(AnyNumber)
+    }
+}
+
+struct AnyNumber;
+
+impl Visitor<'_> for AnyNumber {
+    type Value = Number;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a number")
+    }
+
+    fn visit_i64<E: Error>(self, value: i64) -> Result<Number, E> {
+        Ok(Number(Some(value as f64)))
+    }
+
+    fn visit_u64<E: Error>(self, value: u64) -> Result<Number, E> {
+        Ok(Number(Some(value as f64)))
+    }
+
+    fn visit_f64<E: Error>(self, value: f64) -> Result<Number, E> {
+        Ok(Number(Some(value)))
+    }
+
+    fn visit_str<E: Error>(self, value: &str) -> Result<Number, E> {
+        match value.trim() {
+            "" => Ok(Number(None)),
+            text => match text.parse::<f64>() {
+                Ok(number) => Ok(Number(Some(number).filter(|n| n.is_finite()))),
+                Err(_) => Err(E::invalid_value(Unexpected::Str(value), &self)),
+            },
+        }
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<Number, E> {
+        Ok(Number(None))
+    }
+}
+
+/// A number of a box, which has to be known. Its visitor says so where it is not: of what is said later the JSON reader does not know the byte.
+pub(super) struct Side(pub(super) f64);
+
+impl<'de> Deserialize<'de> for Side {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Known;
+        impl Visitor<'_> for Known {
+            type Value = Side;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a number")
+                f.write_str("a number of a box")
             }
 
-            fn visit_i64<E: Error>(self, value: i64) -> Result<Number, E> {
-                Ok(Number(Some(value as f64)))
+            fn visit_i64<E: Error>(self, value: i64) -> Result<Side, E> {
+                Ok(Side(value as f64))
             }
 
-            fn visit_u64<E: Error>(self, value: u64) -> Result<Number, E> {
-                Ok(Number(Some(value as f64)))
+            fn visit_u64<E: Error>(self, value: u64) -> Result<Side, E> {
+                Ok(Side(value as f64))
             }
 
-            fn visit_f64<E: Error>(self, value: f64) -> Result<Number, E> {
-                Ok(Number(Some(value)))
+            fn visit_f64<E: Error>(self, value: f64) -> Result<Side, E> {
+                Ok(Side(value))
             }
 
-            fn visit_str<E: Error>(self, value: &str) -> Result<Number, E> {
-                match value.trim() {
-                    "" => Ok(Number(None)),
-                    text => match text.parse::<f64>() {
-                        Ok(number) => Ok(Number(Some(number).filter(|n| n.is_finite()))),
-                        Err(_) => Err(E::invalid_value(Unexpected::Str(value), &self)),
-                    },
-                }
+            fn visit_str<E: Error>(self, value: &str) -> Result<Side, E> {
+                let Number(known) = AnyNumber.visit_str::<E>(value)?;
+                known.map(Side).ok_or_else(no_box)
             }
 
-            fn visit_unit<E: Error>(self) -> Result<Number, E> {
-                Ok(Number(None))
+            fn visit_unit<E: Error>(self) -> Result<Side, E> {
+                Err(no_box())
             }
         }
-        deserializer.deserialize_any(Any)
+        deserializer.deserialize_any(Known)
     }
+}
+
+pub(super) fn no_box<E: Error>() -> E {
+    E::custom("a box needs four numbers")
 }
 
 /// 0, 1, true or false, also as texts; false where there is nothing.

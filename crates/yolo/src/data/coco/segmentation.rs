@@ -12,6 +12,8 @@ use crate::data::outline::{BREAK, Outline};
 pub(super) struct Segmentation {
     pub(super) mask: bool,
     pub(super) points: Outline,
+    /// Polygons left out, for a point of theirs is unknown.
+    pub(super) unknown: u64,
 }
 
 impl Segmentation {
@@ -100,9 +102,19 @@ impl<'de> Visitor<'de> for Ring<'_> {
         }
         // Less than a triangle covers nothing; what is no number of 32 bits is no pixel.
         let ring = &points[(before + usize::from(before > 0)).min(points.len())..];
-        if ring.len() < 3 || !ring.as_flattened().iter().all(|v| v.is_finite()) {
+        let unknown = !ring.as_flattened().iter().all(|v| v.is_finite());
+        if unknown || ring.len() < 3 {
             points.truncate(before);
         }
+        self.0.unknown += u64::from(unknown);
+        Ok(())
+    }
+
+    fn visit_str<E: Error>(self, _: &str) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<(), E> {
         Ok(())
     }
 

@@ -243,6 +243,22 @@ fn a_category_in_another_case_is_the_class_unless_there_are_two() {
     assert!(open("Dog, DOG").unwrap_err().to_string().contains("none of its categories (cat, dog)"));
 }
 
+#[test]
+fn a_category_that_has_no_name_is_no_class() {
+    let tree = Tree::new();
+    tree.coco("images", "all.json", "", 1);
+    let whole = std::fs::read_to_string(tree.root().join("all.json")).unwrap();
+    for (word, names) in [("NaN", ""), ("\"\"", ""), ("NaN", "names: [cat, dog]\n"), ("\"\"", "names: [cat, dog]\n")] {
+        tree.write("all.json", whole.replace("\"cat\"", word));
+        tree.write("data.yaml", format!("train: all.json\n{names}"));
+        let refused = DataConfig::load_with(&tree.root().join("data.yaml"), &[], None)
+            .and_then(|config| scan(&config, Split::Train, &ScanOptions { cache_dir: None, ..ScanOptions::default() }, &|_, _| {}))
+            .unwrap_err()
+            .to_string();
+        assert!(refused.contains("all.json") && refused.contains("category 1 without `name`") && refused.contains("(byte "), "{refused}");
+    }
+}
+
 /// The cache of a hub has files under their hashes, and links by their names.
 #[test]
 #[cfg(unix)]

@@ -63,7 +63,7 @@ fn wrong_files_say_where() {
         ),
         (
             with(r#"{"id":5,"image_id":1,"category_id":3,"bbox":[1,1,1,"x"]}"#),
-            "element 1: invalid type: string \"x\", expected f64 at line 4",
+            "element 1: invalid value: string \"x\", expected a number at line 4",
         ),
         (with(r#"{"id":5,"image_id":1,"bbox":[1,1,1,1]}"#), "annotation 5 of image 1 has no `category_id`"),
         (with(r#"{"id":5,"bbox":[1,1,1,1]}"#), "annotation 5 has no `image_id`"),
@@ -77,6 +77,15 @@ fn wrong_files_say_where() {
             "element 1: an id of more than 64 bits (7.77",
         ),
         (with(r#"{"id":0.5,"image_id":1}"#), "an id that is a fraction"),
+        // Ids of 17 digits that pandas had beside a gap.
+        (
+            with(r#"{"id":2.0200519e16,"image_id":1}"#),
+            "element 1: an id written as a decimal number above 2^53: its last digits are lost (2.0200519e16)",
+        ),
+        (with(r#"{"image_id":20200519000000001.0}"#), "element 1: an id written as a decimal number above 2^53"),
+        (with(r#"{"image_id":1e30}"#), "element 1: an id of more than 64 bits (1e30)"),
+        (with(r#"{"image_id":-9223372036854775809}"#), "element 1: an id of more than 64 bits (-9.22"),
+        (with("[1]"), "element 1: invalid type: sequence, expected an object"),
         (r#"{"annotations":[],"categories":[]}"#.into(), "no `images`"),
         ("[]".into(), "expected a COCO object"),
         ("".into(), "EOF"),
@@ -150,17 +159,54 @@ fn what_python_writes_for_no_number_is_unknown_wherever_reads_end() {
     let with = |annotation: &str| read(&format!("{{{HEAD},\"annotations\":[{annotation}]}}")).unwrap_err();
     for word in ["NaN", "Infinity", "-Infinity"] {
         let error = with(&format!(r#"{{"image_id":1,"category_id":3,"bbox":[1,{word},1,1]}}"#));
-        assert!(error.contains("element 0: invalid type: NaN, Infinity or an empty text, expected f64"), "{error}");
+        assert!(error.contains("element 0: a box needs four numbers at line 2"), "{error}");
     }
-    assert!(with(r#"{"image_id":1,"category_id":3,"bbox":NaN}"#).contains("NaN, Infinity or an empty text, expected a box"));
+    assert!(with(r#"{"image_id":1,"category_id":3,"bbox":NaN}"#).contains("element 0: a box needs four numbers at line 2"));
     assert!(with(r#"{"id":4,"image_id":NaN}"#).contains("annotation 4 has no `image_id`"));
     assert!(with(r#"{"id":4,"image_id":1,"category_id":3,"bbox":[1,Nan,1,1]}"#).contains("expected value"));
+    for (text, part) in [
+        (r#"{"images":NaN}"#, "invalid type: NaN, Infinity or an empty text, expected a list at line 1"),
+        (r#"{"images":[NaN]}"#, "element 0: invalid type: NaN, Infinity or an empty text, expected an object at line 1"),
+        (r#"{"images":["a"]}"#, "element 0: invalid type: string \"a\", expected an object at line 1"),
+        ("NaN", "invalid type: NaN, Infinity or an empty text, expected a COCO object"),
+        (r#"{"images":[{"id":NaN,"file_name":"a"}]}"#, "an image without `id`"),
+        (r#"{"images":[{"id":1,"file_name":NaN}]}"#, "image 1: its file name is empty"),
+        (r#"{"categories":[{"id":NaN,"name":"a"}]}"#, "a category without `id`"),
+        (r#"{"categories":[{"id":1,"name":NaN}]}"#, "element 0: category 1 without `name` at line 1"),
+        (r#"{"categories":[{"id":1,"name":""}]}"#, "element 0: category 1 without `name` at line 1"),
+    ] {
+        let error = read(text).unwrap_err();
+        assert!(error.contains(part), "{part}: {error}");
+    }
+}
+
+#[test]
+fn a_polygon_with_a_point_that_nobody_knows_is_left_out_and_counted() {
+    let file = |more: &str| {
+        let note = format!(r#"{{"id":5,"image_id":1,"category_id":1,{more}}}"#);
+        read(&format!(r#"{{"images":[{{"id":1,"file_name":"a"}}],"categories":[{{"id":1,"name":"c"}}],"annotations":[{note}]}}"#)).unwrap()
+    };
+    for unknown in ["null", "NaN", "-Infinity", "\"\"", "1e60"] {
+        let one = file(&format!(r#""bbox":[1,2,3,4],"segmentation":[[1,1,2,2,1,2],[1,2,{unknown},4,5,6],[3,3,4,4,3,4]]"#));
+        assert_eq!((one.counts.unknown_points, one.outline(&one.boxes[0]).len()), (1, 7), "{unknown}: two rings and a break");
+        assert_eq!(one.counts.examples, ["annotation 5 of image 1 has a polygon with an unknown point"]);
+    }
+    let boxless = file(r#""segmentation":[[1,2,null,4,5,6]]"#).counts;
+    assert_eq!((boxless.unknown_points, boxless.boxless), (1, 1));
+    // What is no polygon is nothing, beside one that is; and less than a triangle is none, of known points.
+    for nothing in ["NaN", "null", "\"\"", "[]", "[1,2]"] {
+        let whole = file(&format!(r#""bbox":[1,2,3,4],"segmentation":[{nothing}]"#));
+        assert_eq!((whole.counts.unknown_points, whole.boxes.len(), whole.points.len()), (0, 1, 0), "{nothing}");
+        let beside = file(&format!(r#""bbox":[1,2,3,4],"segmentation":[{nothing},[1,1,2,2,1,2]]"#));
+        assert_eq!((beside.counts.unknown_points, beside.points.len()), (0, 3), "{nothing}");
+    }
 }
 
 #[test]
 fn tables_that_became_json_are_read_and_nonsense_in_them_is_refused() {
     let file = |image: &str, annotation: &str| {
-        let note = format!(r#"{{"image_id":1,"category_id":1,"bbox":[1,2,3,4]{annotation}}}"#);
+        let bbox = if annotation.contains("bbox") { "" } else { ",\"bbox\":[1,2,3,4]" };
+        let note = format!(r#"{{"image_id":1,"category_id":1{bbox}{annotation}}}"#);
         read(&format!(r#"{{"images":[{{"id":1,"file_name":"a"{image}}}],"categories":[{{"id":1,"name":"c"}}],"annotations":[{note}]}}"#))
     };
     for meta in ["5", "-5", "0.5", "true", "\"x\"", "[1]", "null"] {
@@ -168,6 +214,13 @@ fn tables_that_became_json_are_read_and_nonsense_in_them_is_refused() {
     }
     for (text, width) in [("\"96\"", 96), ("\" 96.0 \"", 96), ("96", 96), ("\"\"", 0), ("\"nan\"", 0), ("null", 0)] {
         assert_eq!(file(&format!(",\"width\":{text}"), "").unwrap().images[0].size.width, width, "{text}");
+    }
+    for (bbox, xywh) in [(r#"["1"," 2.5 ","3e0",4]"#, [1.0, 2.5, 3.0, 4.0]), (r#"["-1",2,3,"4"]"#, [-1.0, 2.0, 3.0, 4.0])] {
+        assert_eq!(file("", &format!(",\"bbox\":{bbox}")).map(|file| file.boxes[0].xywh), Ok(xywh), "{bbox}");
+    }
+    for bbox in [r#"[1,2,"",4]"#, "[1,2,null,4]", "[1,2,NaN,4]", r#"[1,2,"inf",4]"#, "NaN", r#""1,2,3,4""#] {
+        let error = file("", &format!(",\"bbox\":{bbox}")).unwrap_err();
+        assert!(error.contains("element 0: a box needs four numbers at line 1 column "), "{bbox}: {error}");
     }
     for (text, boxes) in [("\"0\"", 1), ("\"1\"", 0), ("\"False\"", 1), ("\"true\"", 0), ("\"\"", 1), ("1", 0), ("false", 1)] {
         assert_eq!(file("", &format!(",\"iscrowd\":{text}")).unwrap().boxes.len(), boxes, "{text}");

@@ -5,7 +5,7 @@ use super::coco::EXAMPLES;
 
 /// Counts over the images of a split.
 #[derive(Default)]
-pub(crate) struct Odd {
+pub(crate) struct BoxFaults {
     cut: u64,
     outside: u64,
     foreign: u64,
@@ -14,7 +14,7 @@ pub(crate) struct Odd {
     examples: [Vec<String>; 2],
 }
 
-impl Odd {
+impl BoxFaults {
     /// Adds the boxes of the image that its file calls `name`.
     pub(crate) fn add(&mut self, marked: &Marked, name: &str) {
         self.cut += marked.cut.len() as u64;
@@ -50,12 +50,12 @@ mod tests {
 
     #[test]
     fn the_first_of_each_kind_are_named() {
-        let mut odd = Odd::default();
+        let mut faults = BoxFaults::default();
         let outside = |n: usize| Marked { outside: (0..n).map(|i| [900.0 + i as f32, 2.5, 5.0, 5.0]).collect(), ..Marked::default() };
-        odd.add(&Marked { cut: vec![[-9.0, 1.0, 20.0, 8.0]], foreign: 2, ..outside(3) }, "a/1.jpg");
-        odd.add(&outside(90), "a/2.jpg");
-        odd.add(&outside(1), "a/3.jpg");
-        let notes = odd.notes();
+        faults.add(&Marked { cut: vec![[-9.0, 1.0, 20.0, 8.0]], foreign: 2, ..outside(3) }, "a/1.jpg");
+        faults.add(&outside(90), "a/2.jpg");
+        faults.add(&outside(1), "a/3.jpg");
+        let notes = faults.notes();
         assert_eq!(notes[0], "1 boxes reached out of their image by more than 1 % and were clipped: a/1.jpg: bbox [-9, 1, 20, 8]");
         assert!(notes[1].starts_with("94 boxes lay outside their image and were left out: a/1.jpg: bbox [900, 2.5, 5, 5]; "), "{notes:?}");
         assert_eq!((notes.len(), notes[1].matches("bbox").count()), (3, EXAMPLES));

@@ -7,7 +7,7 @@ pub(crate) const FEW: usize = 3;
 
 /// The mean of the steps up to twice their median: a camera with a frame in 1.4 s has steps of 1 and of 2 whole seconds. Frames that share a time, which is
 /// told less finely than they were taken, say nothing of it.
-pub(crate) fn usual_step(mut steps: Vec<i64>) -> Option<f64> {
+pub(crate) fn typical_interval(mut steps: Vec<i64>) -> Option<f64> {
     steps.retain(|&step| step > 0);
     steps.sort_unstable();
     let most = 2 * steps.get(steps.len().saturating_sub(1) / 2)?;

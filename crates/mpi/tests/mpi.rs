@@ -17,7 +17,9 @@ const PATIENCE: Duration = Duration::from_secs(60);
 fn mpirun(name: &str, ranks: usize, how: &str) -> Option<Output> {
     let mut command = Command::new("mpirun");
     command.args(["--allow-run-as-root", "--oversubscribe", "-n", &ranks.to_string()]).arg(std::env::current_exe().unwrap());
-    command.args([name, "--exact", "--nocapture", "--test-threads=1"]).env(CHILD, how);
+    // Of two at once that share a folder for their sessions one may fail to make it.
+    let session = tempfile::tempdir().unwrap();
+    command.args([name, "--exact", "--nocapture", "--test-threads=1"]).env(CHILD, how).env("TMPDIR", session.path());
     match command.output() {
         Ok(output) => Some(output),
         Err(error) => {

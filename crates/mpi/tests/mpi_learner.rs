@@ -84,8 +84,9 @@ fn mpirun(ranks: usize, how: &[&str], dir: &Path, fault: Option<&str>) -> Option
     let mut command = Command::new("mpirun");
     command.args(["--allow-run-as-root", "--bind-to", "none", "-n", &ranks.to_string()]).args(how);
     command.arg(std::env::current_exe().unwrap()).args([RANK, "--exact", "--test-threads=1"]).env(DIR, dir);
-    // More ranks than cores would spin against each other.
-    command.env("OMPI_MCA_mpi_yield_when_idle", "1");
+    // More ranks than cores would spin against each other, and of two at once that share a folder for their sessions one may fail to make it.
+    let session = tempfile::tempdir().unwrap();
+    command.env("OMPI_MCA_mpi_yield_when_idle", "1").env("TMPDIR", session.path());
     if let Some(fault) = fault {
         command.env(FAULT, fault);
     }

@@ -29,7 +29,8 @@ fn hub(dir: &Path) -> FakeHub {
     }
     let weights = Checkpoint::open(&single).unwrap();
     let specs = weights.tensors().map(|(name, spec)| (name.to_owned(), TensorSpec::clone(spec))).collect();
-    write_checkpoint(&pieces, &specs, 1_000_000, |name| weights.tensor(name).map(|t| t.data)).unwrap();
+    let bytes = |values: Vec<f32>| values.into_iter().flat_map(f32::to_le_bytes).collect::<Vec<u8>>();
+    write_checkpoint(&pieces, &specs, 1_000_000, |name| weights.tensor_f32(name).map(bytes)).unwrap();
     write_gguf(&dir.join("model.gguf"), &base.model, &base.config, &base.tokenizer, Preset::from_name("q8_0").unwrap(), "tiny").unwrap();
 
     let hub = FakeHub::start();

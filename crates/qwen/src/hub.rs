@@ -18,6 +18,8 @@ use hf_hub::{Cache, Repo, RepoType};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
+use crate::hashes::hex;
+
 const CONFIG: &str = "config.json";
 const TOKENIZER: &str = "tokenizer.json";
 const WEIGHTS: &str = "model.safetensors";
@@ -162,17 +164,22 @@ fn find(model: &str, offline: bool, weights: bool, announce: &mut dyn FnMut(&str
     }
 }
 
-/// `owner/name` and the .gguf file behind it, if `model` may name such.
-fn parse(model: &str) -> Option<(&str, Option<&str>)> {
+/// `owner/name` and what is behind it, if `text` may name something of the hub.
+pub(crate) fn split_id(text: &str) -> Option<(&str, Option<&str>)> {
     let word = |w: &str| !w.is_empty() && !w.starts_with('.') && w.chars().all(|c| c.is_ascii_alphanumeric() || "._-".contains(c));
-    if !model.split('/').all(word) {
+    if !text.split('/').all(word) {
         return None;
     }
-    let (owner, rest) = model.split_once('/')?;
+    let (owner, rest) = text.split_once('/')?;
     match rest.split_once('/') {
-        None => Some((model, None)),
-        Some((name, file)) => file.ends_with(".gguf").then(|| (&model[..owner.len() + 1 + name.len()], Some(file))),
+        None => Some((text, None)),
+        Some((name, behind)) => Some((&text[..owner.len() + 1 + name.len()], Some(behind))),
     }
+}
+
+/// `owner/name` and the .gguf file behind it, if `model` may name such.
+fn parse(model: &str) -> Option<(&str, Option<&str>)> {
+    split_id(model).filter(|(_, file)| file.is_none_or(|file| file.ends_with(".gguf")))
 }
 
 impl Hub {
@@ -411,7 +418,7 @@ fn sha256(path: &Path) -> std::io::Result<String> {
     let (mut file, mut hash, mut buffer) = (File::open(path)?, Sha256::new(), vec![0; 1 << 20]);
     loop {
         match file.read(&mut buffer)? {
-            0 => return Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()),
+            0 => return Ok(hex(&hash.finalize())),
             n => hash.update(&buffer[..n]),
         }
     }

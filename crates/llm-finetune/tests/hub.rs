@@ -288,7 +288,7 @@ fn a_data_set_is_downloaded_once_and_then_read_from_the_cache() {
     let snapshot = dir.path().join(format!("cache/huggingface/hub/datasets--o--chats/snapshots/{COMMIT}"));
     std::fs::remove_file(snapshot.join("data/train-00000-of-00002.jsonl")).unwrap();
     let (code, _, error) = preview("o/chats", &["--offline"], &at);
-    assert!(code == 2 && error.contains("offline, and the training rows of o/chats"), "{error}");
+    assert!(code == 2 && error.contains("offline, and data/train-00000-of-00002.jsonl of o/chats is not in the cache"), "{error}");
     assert_eq!(preview("o/chats", &[], &at).1, out);
 
     let (code, out, error) = preview("o/tongues/de", &[], &at);
@@ -302,4 +302,50 @@ fn a_data_set_is_downloaded_once_and_then_read_from_the_cache() {
         let (code, _, error) = preview(data, &[], &at);
         assert!(code == 2 && parts.iter().all(|part| error.contains(part)), "{error}");
     }
+}
+
+/// Of a download that broke off behind the rows to learn from, and of a program that wanted nothing else.
+#[test]
+fn a_part_of_a_data_set_is_not_taken_for_the_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let hub = FakeHub::start();
+    for (name, answer) in [("train", "1"), ("validation", "2")] {
+        let row = format!("{{\"prompt\": \"2 plus\", \"completion\": \"{answer}\"}}\n");
+        hub.shelf.lock().unwrap().files.insert(format!("datasets/o/chats/{name}.jsonl"), row.into_bytes());
+    }
+    let nowhere = "http://127.0.0.1:1";
+    let preview = |more: &[&str], endpoint: &str| {
+        let args = [&["data", "preview", "--model", "tiny", "--chat-template", "chatml", "--data", "o/chats"], more].concat();
+        run(dir.path(), &args, &[("HF_ENDPOINT", endpoint)])
+    };
+    hub.shelf.lock().unwrap().withheld = Some("validation.jsonl");
+    for _ in 0..2 {
+        let (code, out, error) = preview(&[], &hub.endpoint);
+        assert_eq!(code, 2, "{out}{error}");
+    }
+    let (code, _, error) = preview(&["--offline"], nowhere);
+    assert!(code == 2 && error.contains("offline, and validation.jsonl of o/chats is not in the cache"), "{error}");
+    hub.shelf.lock().unwrap().withheld = None;
+    let (code, whole, error) = preview(&[], &hub.endpoint);
+    assert!(code == 0 && whole.contains("validation 1 examples"), "{whole}{error}");
+
+    // As another program leaves it. What cannot be asked for is used as it is, in words.
+    let cached = dir.path().join("cache/huggingface/hub/datasets--o--chats");
+    std::fs::remove_dir_all(cached.join(".bellows")).unwrap();
+    std::fs::remove_file(cached.join("snapshots").join(COMMIT).join("validation.jsonl")).unwrap();
+    for (more, why) in [(&["--offline"][..], "(offline)"), (&[], nowhere)] {
+        let (code, out, error) = preview(more, nowhere);
+        assert!(
+            code == 0 && !out.contains("validation") && error.contains("the hub may have more of it") && error.contains(why),
+            "{out}{error}"
+        );
+    }
+    hub.requests();
+    let (code, out, error) = preview(&[], &hub.endpoint);
+    assert!(code == 0 && out == whole && error.contains("downloading validation.jsonl of o/chats"), "{out}{error}");
+    let asked = hub.requests();
+    assert!(asked[0].contains(&format!("revision/{COMMIT}")) && !asked.iter().any(|r| r.contains("train.jsonl")), "{asked:#?}");
+    // Then it is known.
+    let (code, out, error) = preview(&[], nowhere);
+    assert!(code == 0 && out == whole && !error.contains("may have more"), "{out}{error}");
 }

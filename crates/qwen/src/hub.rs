@@ -107,6 +107,9 @@ impl Coded for HubError {
     }
 }
 
+/// What the hub says of what it has under a name, and the ways to get it.
+pub(crate) type Answer = (Api, ApiRepo, RepoInfo);
+
 /// What the hub has under a name.
 #[derive(Clone, Copy)]
 pub(crate) struct Named<'a> {
@@ -298,7 +301,7 @@ impl Hub {
     }
 
     /// What the hub has under a name.
-    pub(crate) fn ask(&self, named: Named<'_>, revision: &str) -> Result<(Api, ApiRepo, RepoInfo), HubError> {
+    pub(crate) fn ask(&self, named: Named<'_>, revision: &str) -> Result<Answer, HubError> {
         let builder = ApiBuilder::from_cache(Cache::new(self.cache.clone()));
         let api = builder.with_endpoint(self.endpoint.clone()).with_token(self.token.clone()).build();
         let list = |e| self.why(named, "the list of files", e);

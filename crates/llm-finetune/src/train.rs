@@ -193,7 +193,8 @@ fn show_answer(when: &str, tuning: &Finetune, model: &CausalLm, device: &Selecte
     let conversation = Conversation { messages: vec![Message::new(Role::User, prompt.as_str())], ..Conversation::default() };
     let ids = encode_prompt(&conversation, tokenizer, tuning.template(), RenderOptions::default())?;
     let sampling = Sampling { max_new_tokens: 48, temperature: 0.0, ..Sampling::default() };
-    let new = generate(model, shape, &ids, &sampling, &stop_ids(shape, tokenizer), &device.device.clone().without_autodiff(), |_| true)?;
+    let stop = stop_ids(shape, tokenizer, Some(tuning.template()));
+    let new = generate(model, shape, &ids, &sampling, &stop, &device.device.clone().without_autodiff(), |_| true)?;
     say(&format!("{when} training: {prompt} → {:?}", tokenizer.decode(&new, true)?));
     Ok(())
 }

@@ -168,6 +168,29 @@ fn a_look_at_the_data_downloads_no_weights() {
     assert!(hub.requests().iter().any(|r| r.contains(".safetensors")));
 }
 
+/// Gigabytes that could not be read are not downloaded.
+#[test]
+fn a_model_that_is_not_built_here_is_refused_before_its_weights_come() {
+    let dir = tempfile::tempdir().unwrap();
+    let hub = hub(dir.path());
+    let mut shelf = hub.shelf.lock().unwrap();
+    let text = String::from_utf8(shelf.files["o/single/config.json"].clone()).unwrap();
+    let quantised = text.replacen('{', "{\"quantization_config\": {\"quant_method\": \"gptq\", \"bits\": 4},", 1);
+    shelf.files.insert("o/single/config.json".into(), quantised.into_bytes());
+    drop(shelf);
+    let at = [("HF_ENDPOINT", hub.endpoint.as_str())];
+    std::fs::write(dir.path().join("rows.jsonl"), "{\"prompt\": \"a\", \"completion\": \"b\"}\n").unwrap();
+    let train = ["--model", "o/single", "--data", "rows.jsonl", "--device", "cpu"];
+    for args in [&train[..], &["plan", "--model", "o/single", "--device", "cpu"], &["merge", "--model", "o/single", "--out", "merged"]] {
+        let (code, _, error) = run(dir.path(), args, &at);
+        assert!(code == 2 && error.contains("config.json: this checkpoint is quantised (gptq)"), "{args:?}: {code} {error}");
+    }
+    let (code, _, error) = run(dir.path(), &ask("o/single", &[]), &at);
+    assert!(code == 2 && error.contains("this checkpoint is quantised (gptq)"), "{code} {error}");
+    let asked = hub.requests();
+    assert!(!asked.iter().any(|r| r.contains(".safetensors")), "{asked:#?}");
+}
+
 #[test]
 fn models_in_pieces_and_single_gguf_files_work_too_for_every_command() {
     let dir = tempfile::tempdir().unwrap();

@@ -19,6 +19,7 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use crate::hashes::hex;
+use crate::model::ModelConfig;
 
 const CONFIG: &str = "config.json";
 const TOKENIZER: &str = "tokenizer.json";
@@ -285,6 +286,7 @@ impl Hub {
         if !weights {
             return Ok(snapshot);
         }
+        can_be_built(&snapshot.join(CONFIG))?;
         if there(WEIGHTS) || !there(INDEX) {
             get(WEIGHTS)?;
         } else {
@@ -387,6 +389,13 @@ fn remember(dir: &Path, names: &[&str]) {
     if let Err(e) = made {
         tracing::debug!("{}: {e}", dir.display());
     }
+}
+
+/// That a model so described is built here, asked before its weights are downloaded.
+fn can_be_built(config: &Path) -> Result<(), HubError> {
+    let fail = |reason: String| HubError::File { path: config.to_owned(), reason };
+    let text = std::fs::read_to_string(config).map_err(|e| fail(e.to_string()))?;
+    ModelConfig::from_json(&text).map(drop).map_err(|e| fail(e.to_string()))
 }
 
 /// The first file of a model, with or without its weights (of `file` alone, if given), that is not in `dir`.

@@ -198,7 +198,7 @@ fn models_in_pieces_and_single_gguf_files_work_too_for_every_command() {
     let at = [("HF_ENDPOINT", hub.endpoint.as_str()), ("HF_HOME", "home")];
     let (code, out, error) = run(dir.path(), &["merge", "--model", "o/pieces", "--out", "merged", "--dtype", "f32"], &at);
     assert_eq!(code, 0, "{error}");
-    assert!(error.contains("model-00002-of-") && out == "Saved merged\n", "{out}{error}");
+    assert!(error.contains("model-00002-of-") && out == "Saved merged in f32\n", "{out}{error}");
     let weights = |model: &str| Base::open(&dir.path().join(model), &Device::flex()).unwrap().model.model.norm.weight.val().into_data();
     assert_eq!(weights("merged"), weights("single"));
     assert!(dir.path().join("home/hub/models--o--pieces").exists());

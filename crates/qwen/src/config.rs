@@ -124,7 +124,7 @@ settings! {
     "Files" {
         /// Answer this before and after training
         sample_prompt: Option<String> = None;
-        /// Also write the model with the adapter merged, for transformers
+        /// Also write the model with the adapter merged, for transformers, in the type of the model's file
         save_merged: bool = false;
         /// Also write a GGUF of this kind: f16, bf16, q8_0, q6_k, q5_k_m, q4_k_m, q4_0
         save_gguf: Option<String> = None;

@@ -232,7 +232,7 @@ fn command() -> Command {
                 .about("Writes the model with an adapter merged, for transformers")
                 .args(model())
                 .arg(option("out", "Directory to write").required(true))
-                .arg(option("dtype", "Type of the weights").default_value("bf16").value_parser(dtypes)),
+                .arg(option("dtype", "Type of the weights [default: the file's, bf16 for a GGUF's blocks]").value_parser(dtypes)),
         )
         .subcommand(
             Command::new("export")

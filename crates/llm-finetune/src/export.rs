@@ -8,10 +8,9 @@ use bellows_device::processor;
 use bellows_qwen::adapter::LoraConfig;
 use bellows_qwen::arch::Architecture;
 use bellows_qwen::base::Base;
-use bellows_qwen::export::write_transformers;
 use bellows_qwen::gguf_lora::write_gguf_lora;
 use bellows_qwen::hub::{describe, locate};
-use bellows_qwen::merging::Merging;
+use bellows_qwen::merging::{Merging, own_dtype};
 use bellows_qwen::modelfile::modelfile;
 use bellows_qwen::peft;
 use bellows_runs::write_atomic;
@@ -20,7 +19,7 @@ use burn::tensor::Device;
 
 use crate::args::ExportArgs;
 use crate::speak::{adapter_tokenizer, adopt_tokenizer};
-use crate::train::gguf;
+use crate::train::{directory, gguf};
 
 pub(crate) fn merge(args: &ExportArgs) -> Result<(), Failure> {
     spare_model(args)?;
@@ -30,14 +29,11 @@ pub(crate) fn merge(args: &ExportArgs) -> Result<(), Failure> {
     let dtype = match args.kind.as_deref() {
         Some("f16") => DType::F16,
         Some("bf16") => DType::BF16,
-        _ => DType::F32,
+        Some(_) => DType::F32,
+        None => own_dtype(&path)?,
     };
     let merging = Merging::open(&path, (&base.model, &base.config), &adapter, &device)?;
-    for line in write_transformers(&args.out, &merging, &base.config, &base.tokenizer, dtype)? {
-        say(&format!("warning: {line}"));
-    }
-    say(&format!("Saved {}", args.out.display()));
-    Ok(())
+    directory(&args.out, &merging, &base.config, &base.tokenizer, dtype)
 }
 
 pub(crate) fn export(args: &ExportArgs) -> Result<(), Failure> {

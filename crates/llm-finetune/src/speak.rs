@@ -33,21 +33,19 @@ pub(crate) fn speak(args: &SpeakArgs) -> Result<(), Failure> {
     prove(&base.model, &base.config, RunPrecision::F32, &selected)?;
     let device = selected.device;
     let options = RenderOptions { thinking: args.thinking, ..RenderOptions::default() };
-    let template = || Template::detect(&base.tokenizer, Some(base.config.architecture.model_type()));
     let system = args.system.iter().map(|text| Message::new(Role::System, text.clone()));
     let mut conversation = Conversation { messages: system.collect(), ..Conversation::default() };
-    if let Some(prompt) = &args.prompt {
-        let ids = if args.raw {
-            let text = base.tokenizer.encode(prompt, true)?;
-            base.tokenizer.leading_bos().into_iter().chain(text).collect()
-        } else {
-            conversation.messages.push(Message::new(Role::User, prompt.clone()));
-            encode_prompt(&conversation, &base.tokenizer, &template()?, options)?
-        };
-        say_answer(&base, &ids, args, &device)?;
-        return Ok(());
+    if let Some(prompt) = args.prompt.as_ref().filter(|_| args.raw) {
+        let text = base.tokenizer.encode(prompt, true)?;
+        let ids: Vec<u32> = base.tokenizer.leading_bos().into_iter().chain(text).collect();
+        return say_answer(&base, &ids, None, args, &device).map(drop);
     }
-    let template = template()?;
+    let template = Template::detect(&base.tokenizer, Some(base.config.architecture.model_type()))?;
+    if let Some(prompt) = &args.prompt {
+        conversation.messages.push(Message::new(Role::User, prompt.clone()));
+        let ids = encode_prompt(&conversation, &base.tokenizer, &template, options)?;
+        return say_answer(&base, &ids, Some(&template), args, &device).map(drop);
+    }
     say("Type a message; an empty line ends the chat.");
     for line in std::io::stdin().lock().lines() {
         let line = line.context(Exit::Failed, "reading what you type")?;
@@ -56,7 +54,7 @@ pub(crate) fn speak(args: &SpeakArgs) -> Result<(), Failure> {
         }
         conversation.messages.push(Message::new(Role::User, line));
         let ids = encode_prompt(&conversation, &base.tokenizer, &template, options)?;
-        let text = say_answer(&base, &ids, args, &device)?;
+        let text = say_answer(&base, &ids, Some(&template), args, &device)?;
         conversation.messages.push(Message::new(Role::Assistant, text));
     }
     Ok(())
@@ -92,10 +90,10 @@ pub(crate) fn adapter_tokenizer(dir: &Path) -> Result<Option<Tokenizer>, Failure
     Ok(dir.join("tokenizer.json").exists().then(|| Tokenizer::from_dir(dir)).transpose()?)
 }
 
-/// Prints the answer as it comes, up to a stop string; returns it.
-fn say_answer(base: &Base, prompt: &[u32], args: &SpeakArgs, device: &Device) -> Result<String, Failure> {
+/// Prints the answer as it comes, up to a stop string or the end of a turn of `template`; returns it.
+fn say_answer(base: &Base, prompt: &[u32], template: Option<&Template>, args: &SpeakArgs, device: &Device) -> Result<String, Failure> {
     let (model, tokenizer): (&CausalLm, _) = (&base.model, &base.tokenizer);
-    let ends = stop_ids(&base.config, tokenizer);
+    let ends = stop_ids(&base.config, tokenizer, template);
     let (mut stream, mut text, mut shown) = (tokenizer.stream(true), String::new(), 0);
     // What may be the beginning of a stop string is held back.
     let held = args.stop.iter().map(String::len).max().unwrap_or(1).saturating_sub(1);

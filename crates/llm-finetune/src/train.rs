@@ -17,7 +17,7 @@ use bellows_qwen::grow::add_tokens;
 use bellows_qwen::hub::{describe, locate};
 use bellows_qwen::hub_data::locate_data;
 use bellows_qwen::memory::Plan;
-use bellows_qwen::merging::Merging;
+use bellows_qwen::merging::{Merging, own_dtype};
 use bellows_qwen::model::{CausalLm, ModelConfig};
 use bellows_qwen::modelfile::modelfile;
 use bellows_qwen::train::{Finetune, MADE_BASE, Report};
@@ -193,7 +193,8 @@ fn show_answer(when: &str, tuning: &Finetune, model: &CausalLm, device: &Selecte
     let conversation = Conversation { messages: vec![Message::new(Role::User, prompt.as_str())], ..Conversation::default() };
     let ids = encode_prompt(&conversation, tokenizer, tuning.template(), RenderOptions::default())?;
     let sampling = Sampling { max_new_tokens: 48, temperature: 0.0, ..Sampling::default() };
-    let new = generate(model, shape, &ids, &sampling, &stop_ids(shape, tokenizer), &device.device.clone().without_autodiff(), |_| true)?;
+    let stop = stop_ids(shape, tokenizer, Some(tuning.template()));
+    let new = generate(model, shape, &ids, &sampling, &stop, &device.device.clone().without_autodiff(), |_| true)?;
     say(&format!("{when} training: {prompt} → {:?}", tokenizer.decode(&new, true)?));
     Ok(())
 }
@@ -266,10 +267,12 @@ fn write_files(tuning: &Finetune, model: &CausalLm, run: &Run, reasons: &mut Vec
         return Ok(());
     }
     let (shape, processor) = (tuning.shape(), processor());
+    let base = || -> Result<PathBuf, Failure> {
+        Ok(if config.model == "tiny" { dir.join(MADE_BASE) } else { locate(&config.model, config.offline, &mut note)? })
+    };
     let merging = if config.base_dtype.rounds() && config.method == Method::Lora {
         say("The adapter is merged into the values of the model's file, not into those it was trained beside");
-        let base = if config.model == "tiny" { dir.join(MADE_BASE) } else { locate(&config.model, config.offline, &mut note)? };
-        Some(Merging::open(&base, (model, shape), tuning.adapter(), &processor)?)
+        Some(Merging::open(&base()?, (model, shape), tuning.adapter(), &processor)?)
     } else {
         None
     };
@@ -277,10 +280,8 @@ fn write_files(tuning: &Finetune, model: &CausalLm, run: &Run, reasons: &mut Vec
     // Full fine-tuning has written its model already.
     if config.save_merged && config.method == Method::Lora {
         let merged = dir.join("merged");
-        match write_transformers(&merged, parameters, shape, tuning.tokenizer(), DType::F32) {
-            Ok(_) => say(&format!("Saved {}", merged.display())),
-            Err(error) => unwritten(run, reasons, &merged.display().to_string(), &error.into()),
-        }
+        let written = base().and_then(|base| directory(&merged, parameters, shape, tuning.tokenizer(), own_dtype(&base)?));
+        written.unwrap_or_else(|error| unwritten(run, reasons, &merged.display().to_string(), &error));
     }
     if let Some(kind) = config.gguf() {
         let file = dir.join(format!("model-{kind}.gguf"));
@@ -295,6 +296,21 @@ fn unwritten(run: &Run, reasons: &mut Vec<String>, what: &str, error: &Failure) 
     run.lacks_a_file();
     note(&format!("warning: {what} is not written: {error}"));
     reasons.push(error.to_string());
+}
+
+/// A directory for transformers; says in which type.
+pub(crate) fn directory(
+    dir: &Path,
+    model: &dyn Parameters,
+    shape: &ModelConfig,
+    tokenizer: &Tokenizer,
+    dtype: DType,
+) -> Result<(), Failure> {
+    for line in write_transformers(dir, model, shape, tokenizer, dtype)? {
+        say(&format!("warning: {line}"));
+    }
+    say(&format!("Saved {} in {}", dir.display(), dtype.to_string().to_lowercase()));
+    Ok(())
 }
 
 /// A GGUF of this kind, and a Modelfile beside it.

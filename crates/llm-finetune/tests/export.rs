@@ -9,7 +9,7 @@ use bellows_qwen::grow::{add_tokens, adopt};
 use bellows_qwen::load::replace;
 use bellows_qwen::peft;
 use bellows_weights::gguf::{self, Gguf, Preset, TensorInfo};
-use bellows_weights::{BlockType, DType, WeightsError, read};
+use bellows_weights::{BlockType, Checkpoint, DType, WeightsError, read};
 use burn::tensor::Device;
 
 #[test]
@@ -158,7 +158,39 @@ fn a_merge_to_f16_tells_what_it_cut() {
     write_transformers(&dir.path().join("model"), &base.model, &base.config, &base.tokenizer, DType::F32).unwrap();
     for (dtype, told) in [("f16", "warning: model.norm.weight: 2 values beyond ±65504 were cut\n"), ("f32", ""), ("bf16", "")] {
         let (code, out, error) = run(dir.path(), &["merge", "--model", "model", "--out", "merged", "--dtype", dtype]);
-        assert_eq!((code, out), (0, format!("{told}Saved merged\n")), "{error}");
+        assert_eq!((code, out), (0, format!("{told}Saved merged in {dtype}\n")), "{error}");
+    }
+}
+
+/// By `merge` without a type, and at the end of a run.
+#[test]
+fn a_merged_model_has_the_type_of_the_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    let base = Base::tiny(["What is 2 plus 3?"], 0, &Device::flex()).unwrap();
+    for (name, dtype) in [("f16", DType::F16), ("bf16", DType::BF16), ("f32", DType::F32)] {
+        write_transformers(&at(name), &base.model, &base.config, &base.tokenizer, dtype).unwrap();
+    }
+    for (name, preset) in [("f16.gguf", Preset::F16), ("q8_0.gguf", Preset::Q8_0)] {
+        write_gguf(&at(name), &base.model, &base.config, &base.tokenizer, preset, "tiny").unwrap();
+    }
+    let is = |folder: &str, dtype: DType| {
+        let files = Checkpoint::open(&at(folder)).unwrap();
+        assert!(files.tensors().all(|(_, spec)| spec.dtype == dtype), "{folder}: {:?}", files.tensors().next());
+    };
+    let types = [("f16", DType::F16), ("bf16", DType::BF16), ("f32", DType::F32), ("f16.gguf", DType::F16), ("q8_0.gguf", DType::BF16)];
+    for (model, dtype) in types {
+        let (code, out, error) = run(dir.path(), &["merge", "--model", model, "--out", "merged"]);
+        let name = dtype.to_string().to_lowercase();
+        assert_eq!((code, out), (0, format!("Saved merged in {name}\n")), "{model}: {error}");
+        is("merged", dtype);
+    }
+    std::fs::write(at("rows.jsonl"), "{\"prompt\": \"one more than 2? \", \"completion\": \"3\"}\n").unwrap();
+    let train = ["--data", "rows.jsonl", "--epochs", "1", "--max-seq-length", "32", "--device", "cpu", "--save-merged"];
+    for (model, stored, dtype) in [("bf16", "auto", DType::BF16), ("f16", "nf4", DType::F16)] {
+        let (code, out, error) = run(dir.path(), &[&train[..], &["--model", model, "--base-dtype", stored, "--name", model]].concat());
+        assert!(code == 0 && out.contains(&format!("Saved runs/sft/{model}/merged in {model}\n")), "{out}{error}");
+        is(&format!("runs/sft/{model}/merged"), dtype);
     }
 }
 

@@ -29,7 +29,8 @@ fn hub(dir: &Path) -> FakeHub {
     }
     let weights = Checkpoint::open(&single).unwrap();
     let specs = weights.tensors().map(|(name, spec)| (name.to_owned(), TensorSpec::clone(spec))).collect();
-    write_checkpoint(&pieces, &specs, 1_000_000, |name| weights.tensor(name).map(|t| t.data)).unwrap();
+    let bytes = |values: Vec<f32>| values.into_iter().flat_map(f32::to_le_bytes).collect::<Vec<u8>>();
+    write_checkpoint(&pieces, &specs, 1_000_000, |name| weights.tensor_f32(name).map(bytes)).unwrap();
     write_gguf(&dir.join("model.gguf"), &base.model, &base.config, &base.tokenizer, Preset::from_name("q8_0").unwrap(), "tiny").unwrap();
 
     let hub = FakeHub::start();
@@ -167,6 +168,29 @@ fn a_look_at_the_data_downloads_no_weights() {
     assert!(hub.requests().iter().any(|r| r.contains(".safetensors")));
 }
 
+/// Gigabytes that could not be read are not downloaded.
+#[test]
+fn a_model_that_is_not_built_here_is_refused_before_its_weights_come() {
+    let dir = tempfile::tempdir().unwrap();
+    let hub = hub(dir.path());
+    let mut shelf = hub.shelf.lock().unwrap();
+    let text = String::from_utf8(shelf.files["o/single/config.json"].clone()).unwrap();
+    let quantised = text.replacen('{', "{\"quantization_config\": {\"quant_method\": \"gptq\", \"bits\": 4},", 1);
+    shelf.files.insert("o/single/config.json".into(), quantised.into_bytes());
+    drop(shelf);
+    let at = [("HF_ENDPOINT", hub.endpoint.as_str())];
+    std::fs::write(dir.path().join("rows.jsonl"), "{\"prompt\": \"a\", \"completion\": \"b\"}\n").unwrap();
+    let train = ["--model", "o/single", "--data", "rows.jsonl", "--device", "cpu"];
+    for args in [&train[..], &["plan", "--model", "o/single", "--device", "cpu"], &["merge", "--model", "o/single", "--out", "merged"]] {
+        let (code, _, error) = run(dir.path(), args, &at);
+        assert!(code == 2 && error.contains("config.json: this checkpoint is quantised (gptq)"), "{args:?}: {code} {error}");
+    }
+    let (code, _, error) = run(dir.path(), &ask("o/single", &[]), &at);
+    assert!(code == 2 && error.contains("this checkpoint is quantised (gptq)"), "{code} {error}");
+    let asked = hub.requests();
+    assert!(!asked.iter().any(|r| r.contains(".safetensors")), "{asked:#?}");
+}
+
 #[test]
 fn models_in_pieces_and_single_gguf_files_work_too_for_every_command() {
     let dir = tempfile::tempdir().unwrap();
@@ -174,7 +198,7 @@ fn models_in_pieces_and_single_gguf_files_work_too_for_every_command() {
     let at = [("HF_ENDPOINT", hub.endpoint.as_str()), ("HF_HOME", "home")];
     let (code, out, error) = run(dir.path(), &["merge", "--model", "o/pieces", "--out", "merged", "--dtype", "f32"], &at);
     assert_eq!(code, 0, "{error}");
-    assert!(error.contains("model-00002-of-") && out == "Saved merged\n", "{out}{error}");
+    assert!(error.contains("model-00002-of-") && out == "Saved merged in f32\n", "{out}{error}");
     let weights = |model: &str| Base::open(&dir.path().join(model), &Device::flex()).unwrap().model.model.norm.weight.val().into_data();
     assert_eq!(weights("merged"), weights("single"));
     assert!(dir.path().join("home/hub/models--o--pieces").exists());
@@ -287,7 +311,7 @@ fn a_data_set_is_downloaded_once_and_then_read_from_the_cache() {
     let snapshot = dir.path().join(format!("cache/huggingface/hub/datasets--o--chats/snapshots/{COMMIT}"));
     std::fs::remove_file(snapshot.join("data/train-00000-of-00002.jsonl")).unwrap();
     let (code, _, error) = preview("o/chats", &["--offline"], &at);
-    assert!(code == 2 && error.contains("offline, and the training rows of o/chats"), "{error}");
+    assert!(code == 2 && error.contains("offline, and data/train-00000-of-00002.jsonl of o/chats is not in the cache"), "{error}");
     assert_eq!(preview("o/chats", &[], &at).1, out);
 
     let (code, out, error) = preview("o/tongues/de", &[], &at);
@@ -301,4 +325,50 @@ fn a_data_set_is_downloaded_once_and_then_read_from_the_cache() {
         let (code, _, error) = preview(data, &[], &at);
         assert!(code == 2 && parts.iter().all(|part| error.contains(part)), "{error}");
     }
+}
+
+/// Of a download that broke off behind the rows to learn from, and of a program that wanted nothing else.
+#[test]
+fn a_part_of_a_data_set_is_not_taken_for_the_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let hub = FakeHub::start();
+    for (name, answer) in [("train", "1"), ("validation", "2")] {
+        let row = format!("{{\"prompt\": \"2 plus\", \"completion\": \"{answer}\"}}\n");
+        hub.shelf.lock().unwrap().files.insert(format!("datasets/o/chats/{name}.jsonl"), row.into_bytes());
+    }
+    let nowhere = "http://127.0.0.1:1";
+    let preview = |more: &[&str], endpoint: &str| {
+        let args = [&["data", "preview", "--model", "tiny", "--chat-template", "chatml", "--data", "o/chats"], more].concat();
+        run(dir.path(), &args, &[("HF_ENDPOINT", endpoint)])
+    };
+    hub.shelf.lock().unwrap().withheld = Some("validation.jsonl");
+    for _ in 0..2 {
+        let (code, out, error) = preview(&[], &hub.endpoint);
+        assert_eq!(code, 2, "{out}{error}");
+    }
+    let (code, _, error) = preview(&["--offline"], nowhere);
+    assert!(code == 2 && error.contains("offline, and validation.jsonl of o/chats is not in the cache"), "{error}");
+    hub.shelf.lock().unwrap().withheld = None;
+    let (code, whole, error) = preview(&[], &hub.endpoint);
+    assert!(code == 0 && whole.contains("validation 1 examples"), "{whole}{error}");
+
+    // As another program leaves it. What cannot be asked for is used as it is, in words.
+    let cached = dir.path().join("cache/huggingface/hub/datasets--o--chats");
+    std::fs::remove_dir_all(cached.join(".bellows")).unwrap();
+    std::fs::remove_file(cached.join("snapshots").join(COMMIT).join("validation.jsonl")).unwrap();
+    for (more, why) in [(&["--offline"][..], "(offline)"), (&[], nowhere)] {
+        let (code, out, error) = preview(more, nowhere);
+        assert!(
+            code == 0 && !out.contains("validation") && error.contains("the hub may have more of it") && error.contains(why),
+            "{out}{error}"
+        );
+    }
+    hub.requests();
+    let (code, out, error) = preview(&[], &hub.endpoint);
+    assert!(code == 0 && out == whole && error.contains("downloading validation.jsonl of o/chats"), "{out}{error}");
+    let asked = hub.requests();
+    assert!(asked[0].contains(&format!("revision/{COMMIT}")) && !asked.iter().any(|r| r.contains("train.jsonl")), "{asked:#?}");
+    // Then it is known.
+    let (code, out, error) = preview(&[], nowhere);
+    assert!(code == 0 && out == whole && !error.contains("may have more"), "{out}{error}");
 }

@@ -395,7 +395,11 @@ fn config_of(file: &Gguf) -> Result<ModelConfig, ConfigError> {
     let need = |key: &str| count(key).ok_or_else(|| missing(key));
     let (hidden_size, heads) = (need("embedding_length")?, need("attention.head_count")?);
     let vocab = file.tensors().get("token_embd.weight").and_then(|t| t.shape.first().copied());
-    let eos = metadata.get("tokenizer.ggml.eos_token_id").and_then(bellows_weights::gguf::Value::as_u64);
+    // The ends of a text, of a turn, and of a message that calls a function.
+    let end = |key: &str| metadata.get(&format!("tokenizer.ggml.{key}_token_id")).and_then(bellows_weights::gguf::Value::as_u64);
+    let mut ends: Vec<u32> = ["eos", "eot", "eom"].into_iter().filter_map(|key| end(key)?.try_into().ok()).collect();
+    let mut seen = BTreeSet::new();
+    ends.retain(|id| seen.insert(*id));
     let edits = metadata.get(EDITS).and_then(|v| v.as_str()).map_or(Ok(Vec::new()), serde_json::from_str);
     let head_dim = count("attention.key_length").unwrap_or(hidden_size / heads.max(1));
     let rope_theta = float("rope.freq_base").unwrap_or(10_000.0);
@@ -418,7 +422,7 @@ fn config_of(file: &Gguf) -> Result<ModelConfig, ConfigError> {
         max_position_embeddings,
         qkv_bias: architecture.qkv_bias(),
         qk_norm: architecture.qk_norm(),
-        eos_token_ids: eos.map(|id| id as u32).into_iter().collect(),
+        eos_token_ids: ends,
         generation: Map::new(),
         edits: edits.map_err(|e| ConfigError::Malformed(format!("{EDITS}: {e}")))?,
     };
@@ -461,20 +465,21 @@ fn vocabulary_of(metadata: &Metadata) -> Result<Vocabulary, Fault> {
     let kind = |i: usize| kinds.get(i).and_then(|&k| TokenType::from_number(k)).unwrap_or(TokenType::Normal);
     // What llama.cpp takes where a file says nothing.
     let id = |key: &str, plain: Option<u32>| value(key).and_then(bellows_weights::gguf::Value::as_u64).map(|id| id as u32).or(plain);
-    let flag = |key: &str| value(key).and_then(bellows_weights::gguf::Value::as_bool).unwrap_or(sentencepiece);
+    let flag = |key: &str, plain: bool| value(key).and_then(bellows_weights::gguf::Value::as_bool).unwrap_or(plain);
     let plain = |id: u32| sentencepiece.then_some(id);
+    let pre = text("pre").unwrap_or("gpt-2");
     Ok(Vocabulary {
-        pre: text("pre").unwrap_or("gpt-2").into(),
+        pre: pre.into(),
         types: (0..tokens.len()).map(kind).collect(),
         tokens,
         merges: if sentencepiece { Vec::new() } else { list("merges")? },
         scores: if sentencepiece { scores().ok_or_else(|| fault("there are no `tokenizer.ggml.scores`".into()))? } else { Vec::new() },
-        space_prefix: flag("add_space_prefix"),
+        space_prefix: flag("add_space_prefix", sentencepiece),
         bos: id("bos_token_id", plain(1)),
         eos: id("eos_token_id", plain(2)),
         unk: id("unknown_token_id", plain(0)),
         pad: id("padding_token_id", None),
-        add_bos: flag("add_bos_token"),
+        add_bos: flag("add_bos_token", sentencepiece || pre == "llama-bpe"),
         chat_template: metadata.get("tokenizer.chat_template").and_then(|v| v.as_str()).map(str::to_owned),
     })
 }

@@ -40,7 +40,7 @@ settings! {
         /// Chats: a .jsonl, .json, .csv, .parquet or .txt file, a folder with train, valid and test files, or a data set of the hub (owner/name); several as a list
         /// must be given
         data: Vec<String> = Vec::new();
-        /// How often the rows of each of several data sets are used in an epoch, as a list; 1 if not given
+        /// How often the rows of each of several data sets are used in an epoch, as a list (each at most 1000); 1 if not given
         data_weights: Vec<f64> = Vec::new();
         /// Mix several data sets by drawing the set of every row with these probabilities, as a list, in place of data_weights
         data_probabilities: Vec<f64> = Vec::new();
@@ -124,7 +124,7 @@ settings! {
     "Files" {
         /// Answer this before and after training
         sample_prompt: Option<String> = None;
-        /// Also write the model with the adapter merged, for transformers
+        /// Also write the model with the adapter merged, for transformers, in the type of the model's file
         save_merged: bool = false;
         /// Also write a GGUF of this kind: f16, bf16, q8_0, q6_k, q5_k_m, q4_k_m, q4_0
         save_gguf: Option<String> = None;
@@ -380,6 +380,7 @@ impl SftConfig {
             (self.elastic && !self.supervise, "elastic is done by a supervisor: it needs supervise"),
             (self.packing && self.group_by_length, "packing and group_by_length exclude each other"),
             (!self.data_weights.is_empty() && self.data_weights.len() != self.data.len(), "data_weights needs one weight a data set"),
+            (self.data_weights.iter().any(|weight| *weight > 1e3), "data_weights must be at most 1000 uses of a row in an epoch"),
             (
                 !self.data_probabilities.is_empty() && self.data_probabilities.len() != self.data.len(),
                 "data_probabilities needs one probability a data set",
@@ -388,10 +389,7 @@ impl SftConfig {
                 !self.data_probabilities.is_empty() && !self.data_weights.is_empty(),
                 "data_weights and data_probabilities exclude each other",
             ),
-            (
-                !STRATEGIES.iter().any(|(name, _)| *name == self.stopping_strategy),
-                "stopping_strategy must be first_exhausted or all_exhausted",
-            ),
+            (STRATEGIES.iter().all(|(n, _)| *n != self.stopping_strategy), "stopping_strategy must be first_exhausted or all_exhausted"),
             (!(0.0..1.0).contains(&self.lora_dropout), "lora_dropout must be at least 0 and below 1"),
             (self.method == Method::Full && self.adapter.is_some(), "method full trains no adapter: leave out --adapter"),
             (self.roles_to_train.is_empty(), "roles_to_train needs a role: nothing is learnt otherwise"),
@@ -654,8 +652,8 @@ mod tests {
         }
         let data =
             |weights: [f64; 2]| SftConfig { data: vec!["a".into(), "b".into()], data_weights: weights.into(), ..SftConfig::default() };
-        assert!(data([1.0, 0.5]).validate().is_ok());
-        for weight in [0.0, -1.0, f64::INFINITY] {
+        assert!(data([1000.0, 0.5]).validate().is_ok());
+        for weight in [0.0, -1.0, f64::INFINITY, 1000.1, 1e300] {
             assert!(data([1.0, weight]).validate().unwrap_err().to_string().contains("data_weights"));
         }
         for (key, value) in [("momentum", json!(0)), ("min_lr_ratio", json!(1)), ("warmup_ratio", json!(1)), ("warmup_ratio", json!(0))] {

@@ -127,7 +127,7 @@ impl Judge<'_> {
 
     fn exact_match(&self, model: &CausalLm, rows: &[Exact], device: &Device, progress: Progress<'_>) -> Result<Right, EvalError> {
         let (tokenizer, mut right) = (self.words.tokenizer, Right::default());
-        let ends = stop_ids(self.shape, tokenizer);
+        let ends = stop_ids(self.shape, tokenizer, Some(self.words.template));
         let sampling = Sampling { max_new_tokens: self.words.asking.max_new_tokens, temperature: 0.0, ..Sampling::default() };
         for Exact { prompt, answer } in rows {
             let ids = generate(model, self.shape, prompt, &sampling, &ends, device, |_| true)?;

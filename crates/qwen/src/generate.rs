@@ -2,7 +2,7 @@
 
 use std::cmp::Ordering;
 
-use bellows_chat::Tokenizer;
+use bellows_chat::{Template, Tokenizer};
 use bellows_exit::{Coded, Exit};
 use bellows_learner::Rng;
 use burn::tensor::{Device, Int, Tensor, TensorData};
@@ -106,9 +106,11 @@ impl Sampling {
     }
 }
 
-/// The tokens that end an answer: those the model names, its tokenizer's, and the end of a ChatML turn, which base models know too.
-pub fn stop_ids(shape: &ModelConfig, tokenizer: &Tokenizer) -> Vec<u32> {
-    shape.eos_token_ids.iter().copied().chain(tokenizer.eos()).chain(tokenizer.id("<|im_end|>")).collect()
+/// The tokens that end an answer: those the model names, its tokenizer's, the end of a turn in the `template` that it answers in, and that of ChatML,
+/// which base models know too.
+pub fn stop_ids(shape: &ModelConfig, tokenizer: &Tokenizer, template: Option<&Template>) -> Vec<u32> {
+    let turn = template.and_then(Template::end_of_turn).and_then(|token| tokenizer.id(&token));
+    shape.eos_token_ids.iter().copied().chain(tokenizer.eos()).chain(turn).chain(tokenizer.id("<|im_end|>")).collect()
 }
 
 /// Continues `prompt` until a token of `stop`, the limit, or `false` from `each`, which gets every new token. Returns the new tokens,
@@ -237,6 +239,7 @@ fn rank(order: &mut [usize], logits: &[f64], n: usize) {
 
 #[cfg(test)]
 mod tests {
+    use bellows_chat::Jinja;
     use serde_json::json;
 
     use super::*;
@@ -334,7 +337,15 @@ mod tests {
         let [end, turn] = ["<|endoftext|>", "<|im_end|>"].map(|token| base.tokenizer.id(token).unwrap());
         base.config.eos_token_ids = vec![7];
         base.tokenizer.set_eos("<|endoftext|>").unwrap();
-        assert_eq!(stop_ids(&base.config, &base.tokenizer), [7, end, turn]);
+        assert_eq!(stop_ids(&base.config, &base.tokenizer, None), [7, end, turn]);
+        // Of a template whose turns end otherwise than texts do.
+        base.tokenizer.set_eos("<|im_start|>").unwrap();
+        let start = base.tokenizer.eos().unwrap();
+        let source = "{% for m in messages %}[{{ m.role }}]{{ m.content }}<|endoftext|>{% endfor %}\
+                      {% if add_generation_prompt %}[assistant]{% endif %}";
+        let brackets = Template::Jinja(Jinja::new(source, &base.tokenizer).unwrap());
+        assert_eq!(stop_ids(&base.config, &base.tokenizer, None), [7, start, turn]);
+        assert_eq!(stop_ids(&base.config, &base.tokenizer, Some(&brackets)), [7, start, end, turn]);
     }
 
     #[test]

@@ -13,7 +13,7 @@ use crate::adapter::LoraConfig;
 use crate::export::{ExportError, write_file};
 use crate::maps::of_model;
 use crate::model::ModelConfig;
-use crate::peft::PREFIX;
+use crate::peft::{self, PREFIX};
 use crate::stored::{gguf_name, pairs_from_halves, rotated_heads};
 
 /// Writes a LoRA adapter (`tensors` under PEFT's names, for a model of this shape) as a GGUF of f32, under `path` once it is complete.
@@ -45,7 +45,8 @@ pub fn write_gguf_lora(
         let (weight, rank) = (format!("{module}.weight"), spec.rank);
         let base = gguf_name(&weight).unwrap_or_else(|| weight.clone());
         for (half, shape) in [("lora_A", vec![rank, input]), ("lora_B", vec![out, rank])] {
-            let mut elements = take(&mut tensors, &format!("{PREFIX}{module}.{half}.weight"), &shape)?;
+            let name = format!("{PREFIX}{module}.{half}.weight");
+            let mut elements = peft::values(&mut tensors, &name, &shape).map_err(ExportError::Adapter)?;
             if half == "lora_B" {
                 let factor = (spec.scaling * rank as f64 / file_alpha) as f32;
                 elements.iter_mut().for_each(|x| *x *= factor);
@@ -72,13 +73,4 @@ pub fn write_gguf_lora(
     .map(|(key, value)| (key.to_owned(), value))
     .into();
     write_file(path, &metadata, &infos, |name| Ok(values.swap_remove(name).unwrap_or_default())).map(drop)
-}
-
-fn take(tensors: &mut Tensors, name: &str, shape: &[usize]) -> Result<Vec<f32>, ExportError> {
-    let tensor = tensors.remove(name).ok_or_else(|| ExportError::Adapter(format!("the adapter has no tensor {name}")))?;
-    if tensor.shape != shape {
-        return Err(ExportError::Adapter(format!("{name} has shape {:?}, this model needs {shape:?}", tensor.shape)));
-    }
-    let elements = tensor.to_f32()?;
-    if elements.iter().all(|x| x.is_finite()) { Ok(elements) } else { Err(ExportError::NotFinite(name.into())) }
 }

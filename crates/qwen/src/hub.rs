@@ -18,6 +18,9 @@ use hf_hub::{Cache, Repo, RepoType};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
+use crate::hashes::hex;
+use crate::model::ModelConfig;
+
 const CONFIG: &str = "config.json";
 const TOKENIZER: &str = "tokenizer.json";
 const WEIGHTS: &str = "model.safetensors";
@@ -105,6 +108,9 @@ impl Coded for HubError {
     }
 }
 
+/// What the hub says of what it has under a name, and the ways to get it.
+pub(crate) type Answer = (Api, ApiRepo, RepoInfo);
+
 /// What the hub has under a name.
 #[derive(Clone, Copy)]
 pub(crate) struct Named<'a> {
@@ -162,17 +168,22 @@ fn find(model: &str, offline: bool, weights: bool, announce: &mut dyn FnMut(&str
     }
 }
 
-/// `owner/name` and the .gguf file behind it, if `model` may name such.
-fn parse(model: &str) -> Option<(&str, Option<&str>)> {
+/// `owner/name` and what is behind it, if `text` may name something of the hub.
+pub(crate) fn split_id(text: &str) -> Option<(&str, Option<&str>)> {
     let word = |w: &str| !w.is_empty() && !w.starts_with('.') && w.chars().all(|c| c.is_ascii_alphanumeric() || "._-".contains(c));
-    if !model.split('/').all(word) {
+    if !text.split('/').all(word) {
         return None;
     }
-    let (owner, rest) = model.split_once('/')?;
+    let (owner, rest) = text.split_once('/')?;
     match rest.split_once('/') {
-        None => Some((model, None)),
-        Some((name, file)) => file.ends_with(".gguf").then(|| (&model[..owner.len() + 1 + name.len()], Some(file))),
+        None => Some((text, None)),
+        Some((name, behind)) => Some((&text[..owner.len() + 1 + name.len()], Some(behind))),
     }
+}
+
+/// `owner/name` and the .gguf file behind it, if `model` may name such.
+fn parse(model: &str) -> Option<(&str, Option<&str>)> {
+    split_id(model).filter(|(_, file)| file.is_none_or(|file| file.ends_with(".gguf")))
 }
 
 impl Hub {
@@ -275,6 +286,7 @@ impl Hub {
         if !weights {
             return Ok(snapshot);
         }
+        can_be_built(&snapshot.join(CONFIG))?;
         if there(WEIGHTS) || !there(INDEX) {
             get(WEIGHTS)?;
         } else {
@@ -291,7 +303,7 @@ impl Hub {
     }
 
     /// What the hub has under a name.
-    pub(crate) fn ask(&self, named: Named<'_>, revision: &str) -> Result<(Api, ApiRepo, RepoInfo), HubError> {
+    pub(crate) fn ask(&self, named: Named<'_>, revision: &str) -> Result<Answer, HubError> {
         let builder = ApiBuilder::from_cache(Cache::new(self.cache.clone()));
         let api = builder.with_endpoint(self.endpoint.clone()).with_token(self.token.clone()).build();
         let list = |e| self.why(named, "the list of files", e);
@@ -379,6 +391,13 @@ fn remember(dir: &Path, names: &[&str]) {
     }
 }
 
+/// That a model so described is built here, asked before its weights are downloaded.
+fn can_be_built(config: &Path) -> Result<(), HubError> {
+    let fail = |reason: String| HubError::File { path: config.to_owned(), reason };
+    let text = std::fs::read_to_string(config).map_err(|e| fail(e.to_string()))?;
+    ModelConfig::from_json(&text).map(drop).map_err(|e| fail(e.to_string()))
+}
+
 /// The first file of a model, with or without its weights (of `file` alone, if given), that is not in `dir`.
 fn first_missing(dir: &Path, file: Option<&str>, weights: bool) -> Result<Option<String>, HubError> {
     let missing = |name: &&str| !dir.join(name).exists();
@@ -411,7 +430,7 @@ fn sha256(path: &Path) -> std::io::Result<String> {
     let (mut file, mut hash, mut buffer) = (File::open(path)?, Sha256::new(), vec![0; 1 << 20]);
     loop {
         match file.read(&mut buffer)? {
-            0 => return Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()),
+            0 => return Ok(hex(&hash.finalize())),
             n => hash.update(&buffer[..n]),
         }
     }

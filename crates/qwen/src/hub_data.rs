@@ -1,18 +1,25 @@
 //! Data sets by their name on the Hugging Face Hub (`HuggingFaceH4/no_robots`), from the cache that other tools share, or over the network.
+//!
+//! The hub alone knows which files a data set has: a cache may hold a part of them, of a download that broke off or of a program that wanted
+//! one file. So the hub's list is kept in the cache too. A data set of which all on the list is there is used without a connection; where there
+//! is no list, the hub is asked once.
 
 use std::path::{Path, PathBuf};
 
 use bellows_chat::files;
 use hf_hub::{Cache, RepoType};
 
-use crate::hub::{Hub, HubError, NEWEST, Named};
+use crate::hub::{Answer, Hub, HubError, NEWEST, Named, split_id};
 
 const SPLITS: [&str; 3] = ["train", "valid", "test"];
 /// Files of other names are none of rows.
 const ROWS: [&str; 4] = ["jsonl", "json", "csv", "parquet"];
+/// Of a data set with a million files.
+const MAX_LIST_BYTES: u64 = 256 << 20;
 
 /// `data` as a path that [`bellows_chat::Splits::open`] takes: itself where it is a directory or has the ending of a file, else the files of the
-/// hub's data set `owner/name`, or of its folder `owner/name/folder`. `announce` gets a line before each download.
+/// hub's data set `owner/name`, or of its folder `owner/name/folder`. `announce` gets a line before each download,
+/// and one if the cache may lack something.
 ///
 /// # Errors
 /// See [`HubError`].
@@ -26,40 +33,80 @@ pub fn locate_data(data: &str, offline: bool, announce: &mut dyn FnMut(&str)) ->
 
 /// `owner/name` and the folder behind it, if `data` may name such.
 fn parse(data: &str) -> Option<(&str, &str)> {
-    let word = |w: &str| !w.is_empty() && !w.starts_with('.') && w.chars().all(|c| c.is_ascii_alphanumeric() || "._-".contains(c));
-    let file = Path::new(data).extension().is_some_and(|ext| ext == "txt" || ROWS.iter().any(|rows| ext == *rows));
-    if file || !data.split('/').all(word) {
+    if Path::new(data).extension().is_some_and(|ext| ext == "txt" || ROWS.iter().any(|rows| ext == *rows)) {
         return None;
     }
-    let (owner, rest) = data.split_once('/')?;
-    match rest.split_once('/') {
-        None => Some((data, "")),
-        Some((name, folder)) => Some((&data[..owner.len() + 1 + name.len()], folder)),
+    split_id(data).map(|(name, folder)| (name, folder.unwrap_or_default()))
+}
+
+/// What the cache has of a data set.
+enum Cached {
+    /// These files, which are all that the hub has, in a snapshot.
+    Whole(PathBuf, Vec<String>),
+    /// These files, which may be all: the hub's list is not there.
+    Perhaps(PathBuf, Vec<String>),
+    /// Not this one, at least.
+    Lacks(String),
+}
+
+impl Cached {
+    fn of(snapshot: Option<PathBuf>, folder: &str) -> Self {
+        let nothing = || Self::Lacks("the training rows".into());
+        let Some(snapshot) = snapshot else { return nothing() };
+        let Some(names) = known_files(&snapshot) else {
+            let found = chosen(&listed(&snapshot, ""), folder).filter(|found| complete(found));
+            return found.map_or_else(nothing, |found| Self::Perhaps(snapshot, found));
+        };
+        let Some(wanted) = chosen(&names, folder) else { return nothing() };
+        let missing = wanted.iter().find(|name| !snapshot.join(name).exists()).cloned();
+        missing.map_or_else(|| Self::Whole(snapshot, wanted), Self::Lacks)
     }
 }
 
 fn fetch(hub: &Hub, named: Named<'_>, folder: &str, announce: &mut dyn FnMut(&str)) -> Result<PathBuf, HubError> {
-    let cache = || Cache::new(hub.cache.clone()).repo(named.repo(NEWEST));
-    if let Some(snapshot) = cache().get("") {
-        let there = listed(&snapshot, "");
-        if let Some(found) = chosen(&there, folder).filter(|wanted| complete(wanted)) {
-            return Ok(place(&snapshot, folder, &found));
+    match Cached::of(Cache::new(hub.cache.clone()).repo(named.repo(NEWEST)).get(""), folder) {
+        Cached::Whole(snapshot, wanted) => Ok(place(&snapshot, folder, &wanted)),
+        Cached::Lacks(file) if hub.offline => {
+            let place = hub.cache.join(named.repo(NEWEST).folder_name());
+            Err(HubError::NotCached { repo: named.name.into(), file, place })
+        }
+        Cached::Lacks(_) => download(hub, named, folder, hub.ask(named, NEWEST)?, announce),
+        Cached::Perhaps(snapshot, found) => {
+            let why = if hub.offline {
+                "offline".to_owned()
+            } else {
+                // Of the same commit: a newer one may have other rows.
+                let commit = snapshot.file_name().unwrap_or_default().to_string_lossy();
+                match hub.ask(named, &commit) {
+                    Ok(answer) => return download(hub, named, folder, answer, announce),
+                    Err(error) => error.to_string(),
+                }
+            };
+            announce(&format!("{} is used as it lies in the cache, and the hub may have more of it ({why})", named.name));
+            Ok(place(&snapshot, folder, &found))
         }
     }
-    let repo = named.name.to_owned();
-    if hub.offline {
-        let place = hub.cache.join(named.repo(NEWEST).folder_name());
-        return Err(HubError::NotCached { repo, file: "the training rows".into(), place });
-    }
-    let (api, source, info) = hub.ask(named, NEWEST)?;
+}
+
+/// Gets what the cache lacks of the files that the hub has named.
+fn download(
+    hub: &Hub,
+    named: Named<'_>,
+    folder: &str,
+    (api, source, info): Answer,
+    announce: &mut dyn FnMut(&str),
+) -> Result<PathBuf, HubError> {
     let names: Vec<String> = info.siblings.into_iter().map(|sibling| sibling.rfilename).collect();
     let Some(wanted) = chosen(&names, folder) else {
         let folders: std::collections::BTreeSet<&str> = names.iter().filter_map(|name| Some(name.split_once('/')?.0)).collect();
         let folders = folders.into_iter().map(|folder| format!("{}/{folder}", named.name)).collect::<Vec<_>>().join(", ");
         let also = if folders.is_empty() { String::new() } else { format!("; its folders are {folders}") };
-        return Err(HubError::NoFile { repo, file: format!("train.jsonl, train-*.parquet or single file of rows{also}") });
+        let file = format!("train.jsonl, train-*.parquet or single file of rows{also}");
+        return Err(HubError::NoFile { repo: named.name.into(), file });
     };
-    let snapshot = cache().pointer_path(&info.sha);
+    let snapshot = Cache::new(hub.cache.clone()).repo(named.repo(NEWEST)).pointer_path(&info.sha);
+    // Before the first file comes: where the download breaks off, the list tells what is missing.
+    remember(&snapshot, &names);
     for name in &wanted {
         if !snapshot.join(name).exists() {
             announce(&format!("downloading {name} of {}", named.name));
@@ -67,6 +114,31 @@ fn fetch(hub: &Hub, named: Named<'_>, folder: &str, announce: &mut dyn FnMut(&st
         }
     }
     Ok(place(&snapshot, folder, &wanted))
+}
+
+/// Where the hub's list of a snapshot's files is kept, in JSON.
+fn list_of(snapshot: &Path) -> PathBuf {
+    let commit = snapshot.file_name().unwrap_or_default();
+    snapshot.ancestors().nth(2).unwrap_or(snapshot).join(".bellows").join(commit).with_extension("json")
+}
+
+/// The names of all files under a snapshot's commit, if the hub was asked for them.
+fn known_files(snapshot: &Path) -> Option<Vec<String>> {
+    let bytes = bellows_runs::read_bounded(&list_of(snapshot), MAX_LIST_BYTES).ok()?;
+    serde_json::from_slice(&bytes).ok()
+}
+
+/// Keeps these names. Without them the hub is asked again.
+fn remember(snapshot: &Path, names: &[String]) {
+    let list = list_of(snapshot);
+    let keep = || -> Result<(), String> {
+        let json = serde_json::to_vec(names).map_err(|e| e.to_string())?;
+        list.parent().map_or(Ok(()), std::fs::create_dir_all).map_err(|e| e.to_string())?;
+        bellows_runs::write_atomic(&list, &json).map_err(|e| e.to_string())
+    };
+    if let Err(e) = keep() {
+        tracing::debug!("{}: {e}", list.display());
+    }
 }
 
 /// Of all files, those with rows to learn from, to watch and to test with: the splits of the folder, or its one file of rows.
@@ -86,7 +158,9 @@ fn chosen(names: &[String], folder: &str) -> Option<Vec<String>> {
 fn complete(names: &[String]) -> bool {
     let piece = |name: &String| -> Option<(String, usize)> {
         let (stem, of) = name.rsplit_once('.')?.0.rsplit_once("-of-")?;
-        Some((stem.rsplit_once('-')?.0.to_owned(), of.parse().ok()?))
+        // Older ones have a hash behind the number.
+        let count = of.split(|c: char| !c.is_ascii_digit()).next()?;
+        Some((stem.rsplit_once('-')?.0.to_owned(), count.parse().ok()?))
     };
     let pieces: Vec<_> = names.iter().filter_map(piece).collect();
     pieces.iter().all(|one| pieces.iter().filter(|other| *other == one).count() == one.1)
@@ -140,6 +214,8 @@ mod tests {
         let wanted = chosen(&pieces, "").unwrap();
         assert_eq!(wanted, [2, 1, 3].map(|i: usize| pieces[i].clone()));
         assert!(complete(&wanted) && !complete(&wanted[1..]));
+        let hashed = names(&["data/train-00000-of-00002-0a1b2c.parquet", "data/train-00001-of-00002-3d4e5f.parquet"]);
+        assert!(complete(&hashed) && !complete(&hashed[..1]));
         assert_eq!(chosen(&names(&["a.md", "alpaca.json"]), ""), Some(names(&["alpaca.json"])));
         assert_eq!(chosen(&names(&["a.json", "b.json"]), ""), None);
         let folders = names(&["en/train.jsonl", "de/train.jsonl", "de/validation.jsonl"]);

@@ -22,6 +22,7 @@ pub mod gguf_lora;
 mod gguf_rope;
 pub mod gradients;
 pub mod grow;
+mod hashes;
 pub mod hub;
 pub mod hub_data;
 pub mod load;

@@ -4,6 +4,7 @@
 
 use std::path::{Path, PathBuf};
 
+use bellows_weights::{DType, WeightsError};
 use burn::module::Module;
 use burn::tensor::{Device, Tensor, TensorData};
 use indexmap::IndexMap;
@@ -16,6 +17,15 @@ use crate::load::{LoadError, checked};
 use crate::model::{CausalLm, ModelConfig};
 use crate::stored::Stored;
 use crate::weights::host;
+
+/// What a merged model is written in where no other type is asked for: what the matrices of its base in the directory or `.gguf` file `path` are in,
+/// bf16 for blocks of few bits, f32 where they are in several types.
+///
+/// # Errors
+/// Files that cannot be read.
+pub fn own_dtype(path: &Path) -> Result<DType, WeightsError> {
+    Ok(Stored::open(path)?.dtype())
+}
 
 /// Adapters and the files of their base.
 pub struct Merging<'a> {

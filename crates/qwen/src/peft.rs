@@ -220,6 +220,16 @@ pub fn embedding_rows(tensors: &Tensors) -> Option<usize> {
     tensors.get(&peft_name(EMBEDDING)).and_then(|tensor| tensor.shape.first().copied())
 }
 
+/// The values of a tensor of an adapter, taken out of `tensors`; or why there are none.
+pub(crate) fn values(tensors: &mut Tensors, name: &str, shape: &[usize]) -> Result<Vec<f32>, String> {
+    let tensor = tensors.remove(name).ok_or_else(|| format!("the adapter has no tensor {name}"))?;
+    if tensor.shape != shape {
+        return Err(format!("{name} has shape {:?}, this model needs {shape:?}", tensor.shape));
+    }
+    let values = tensor.to_f32().map_err(|e| format!("{name}: {e}"))?;
+    if values.iter().all(|v| v.is_finite()) { Ok(values) } else { Err(format!("{name} holds a value that is not finite")) }
+}
+
 /// The adapter of the map `name` `[out, in]`, taken from an adapter's tensors.
 ///
 /// # Errors
@@ -232,19 +242,13 @@ pub(crate) fn take(
     device: &Device,
     path: &Path,
 ) -> Result<Lora, PeftError> {
-    let fail = |reason: String| PeftError::File { path: path.to_owned(), reason };
-    let mut values = |part: &str, shape: &[usize]| -> Result<Vec<f32>, PeftError> {
-        let name = format!("{PREFIX}{name}.{part}");
-        let tensor = tensors.remove(&name).ok_or_else(|| fail(format!("no tensor {name}")))?;
-        if tensor.shape != shape {
-            return Err(fail(format!("{name} has shape {:?}, this model needs {shape:?}", tensor.shape)));
-        }
-        let values = tensor.to_f32()?;
-        if values.iter().all(|v| v.is_finite()) { Ok(values) } else { Err(fail(format!("{name} holds a value that is not finite"))) }
+    let mut part = |part: &str, shape: &[usize]| {
+        let values = values(tensors, &format!("{PREFIX}{name}.{part}"), shape);
+        values.map_err(|reason| PeftError::File { path: path.to_owned(), reason })
     };
-    let a = values("lora_A.weight", &[spec.rank, input])?;
-    let b = values("lora_B.weight", &[out, spec.rank])?;
-    let magnitude = spec.dora.then(|| values("lora_magnitude_vector", &[out])).transpose()?;
+    let a = part("lora_A.weight", &[spec.rank, input])?;
+    let b = part("lora_B.weight", &[out, spec.rank])?;
+    let magnitude = spec.dora.then(|| part("lora_magnitude_vector", &[out])).transpose()?;
     Ok(Lora::from_tensors(
         spec,
         Tensor::from_data(TensorData::new(a, [spec.rank, input]), device),

@@ -34,6 +34,27 @@ impl Stored {
         }
     }
 
+    /// What their matrices are stored in: the one type of all, f32 where there are several. A GGUF's blocks are none, for what they stand for was
+    /// rounded more than 16 bits round; of a file that has no other matrices it is bf16.
+    pub(crate) fn dtype(&self) -> DType {
+        let found: Vec<DType> = match self {
+            Self::Directory(checkpoint) => {
+                checkpoint.tensors().filter(|(_, spec)| spec.shape.len() == 2).map(|(_, spec)| spec.dtype).collect()
+            }
+            Self::Gguf(file) => {
+                let of = |kind: BlockType| match kind {
+                    BlockType::F32 => Some(DType::F32),
+                    BlockType::F16 => Some(DType::F16),
+                    BlockType::BF16 => Some(DType::BF16),
+                    _ => None,
+                };
+                file.tensors().values().filter(|info| info.shape.len() == 2).filter_map(|info| of(info.kind)).collect()
+            }
+        };
+        let one = |dtype: &DType| found.iter().all(|other| other == dtype);
+        [DType::BF16, DType::F16].into_iter().find(one).unwrap_or(DType::F32)
+    }
+
     /// A tensor of theirs; `None` if they have none of this name.
     pub(crate) fn tensor(&self, name: &str, config: &ModelConfig) -> Result<Option<HostTensor>, WeightsError> {
         match self {

@@ -20,6 +20,7 @@ use crate::curves::Curves;
 use crate::data::SftData;
 use crate::examples::Examples;
 use crate::export::{ExportError, write_transformers};
+use crate::hashes::{FNV, fnv};
 use crate::load;
 use crate::memory::Place;
 use crate::model::{CausalLm, ModelConfig};
@@ -364,14 +365,6 @@ fn norms(model: &CausalLm) -> u64 {
     let layers = model.model.layers.iter().flat_map(|layer| [&layer.input_layernorm, &layer.post_attention_layernorm]);
     let values = layers.chain([&model.model.norm]).flat_map(|norm| norm.weight.val().try_into_vec_as::<f32>().unwrap_or_default());
     fnv(FNV, values.flat_map(|v| v.to_bits().to_le_bytes()))
-}
-
-/// What FNV-1a begins with.
-const FNV: u64 = 0xcbf2_9ce4_8422_2325;
-
-/// FNV-1a, going on from `hash`.
-fn fnv(hash: u64, bytes: impl Iterator<Item = u8>) -> u64 {
-    bytes.fold(hash, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3))
 }
 
 /// Whether `is` holds for an example.

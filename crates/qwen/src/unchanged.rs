@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::hashes::{FNV, fnv};
 use crate::model::CausalLm;
 use crate::weights::{Unread, visit_all};
 
@@ -33,9 +34,7 @@ impl Adapters {
             let adapter = adapters.entry(module.to_owned()).or_default();
             match read() {
                 Ok(values) => {
-                    // FNV-1a of the words.
-                    let step = |hash: u64, value: &f32| (hash ^ u64::from(value.to_bits())).wrapping_mul(0x0000_0100_0000_01b3);
-                    adapter.hash = values.iter().fold(adapter.hash ^ 0xcbf2_9ce4_8422_2325, step);
+                    adapter.hash = fnv(adapter.hash ^ FNV, values.iter().map(|value| value.to_bits()));
                     adapter.idle |= part == "lora_B" && values.iter().all(|value| *value == 0.0);
                 }
                 Err(error) => failed = Some(error),

@@ -125,7 +125,9 @@ fn from_prompts_to_an_edited_model_that_says_so() {
     assert_eq!(Base::shape(&file).unwrap().edits, [note]);
 
     // What it says is counted.
-    let verdict = judge(Reader { model: &read.model, ..reader }, &base.tokenizer, &sets, &encoded, 3, &mut quiet).unwrap();
+    let template = Template::ChatMl;
+    let words = (&base.tokenizer, Some(&template));
+    let verdict = judge(Reader { model: &read.model, ..reader }, words, &sets, &encoded, 3, &mut quiet).unwrap();
     assert_eq!((verdict.target.unwrap().of, verdict.baseline_answers.len()), (6, 6));
     assert!(verdict.perplexity.unwrap() > 1.0);
 }

@@ -8,6 +8,7 @@ mod eval;
 mod example;
 mod gguf_lora;
 mod gguf_spm;
+mod gguf_tokens;
 mod layouts;
 mod ollama;
 mod parity;

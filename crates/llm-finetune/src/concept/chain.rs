@@ -56,7 +56,7 @@ pub(crate) fn train(args: &TrainArgs, signals: &Signals) -> Result<(), Failure> 
     // Tokens that are added to be learnt are not the model's yet.
     let (shape, tokenizer) = open_tokenizer(&SftConfig { new_tokens: Vec::new(), ..config.clone() }, &paths)?;
     let template = pick_template(&config, shape.architecture, &tokenizer)?;
-    let prompts = Prompts::open(Path::new(&sets), &tokenizer, Some(&template))?;
+    let prompts = Prompts::open(Path::new(&sets), &tokenizer, Some(template.clone()))?;
     // What is wrong with the chats is said now, and not when the model is edited.
     if trains {
         open_data(&config, &paths, &open_tokenizer(&config, &paths)?.1, &template)?;

@@ -25,13 +25,15 @@ const SEED: u64 = 0;
 pub(super) struct Prompts {
     pub(super) sets: PromptSets,
     pub(super) encoded: EncodedSets,
+    /// Whose turns they are in; none of a model that does not chat.
+    template: Option<Template>,
 }
 
 impl Prompts {
-    pub(super) fn open(dir: &Path, tokenizer: &Tokenizer, template: Option<&Template>) -> Result<Self, Failure> {
+    pub(super) fn open(dir: &Path, tokenizer: &Tokenizer, template: Option<Template>) -> Result<Self, Failure> {
         let sets = PromptSets::open(dir)?;
-        let encoded = sets.encode(tokenizer, template, SEED)?;
-        Ok(Self { sets, encoded })
+        let encoded = sets.encode(tokenizer, template.as_ref(), SEED)?;
+        Ok(Self { sets, encoded, template })
     }
 
     pub(super) fn digest(&self) -> String {
@@ -174,7 +176,8 @@ pub(super) fn judged(
 ) -> Result<Verdict, Failure> {
     let mut bar = Bar::new("answers ", 0).through(tell);
     let mut progress = |done, total| bar.set(what.into(), done, total);
-    let verdict = judge(reader(base, device), &base.tokenizer, &prompts.sets, &prompts.encoded, tokens, &mut progress)?;
+    let words = (&base.tokenizer, prompts.template.as_ref());
+    let verdict = judge(reader(base, device), words, &prompts.sets, &prompts.encoded, tokens, &mut progress)?;
     bar.finish("");
     Ok(verdict)
 }

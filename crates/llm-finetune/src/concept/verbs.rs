@@ -25,7 +25,7 @@ pub(crate) fn concept(args: &ConceptArgs) -> Result<(), Failure> {
     match args {
         ConceptArgs::Extract { model, sets, out } => {
             let (base, device) = load(model)?;
-            let prompts = Prompts::open(sets, &base.tokenizer, template(&base)?.as_ref())?;
+            let prompts = Prompts::open(sets, &base.tokenizer, template(&base)?)?;
             extract(reader(&base, &device.device), &model.model, &prompts, out).map(drop)
         }
         ConceptArgs::Score { model, sets, concept, edit } => {
@@ -33,7 +33,7 @@ pub(crate) fn concept(args: &ConceptArgs) -> Result<(), Failure> {
             let (base, device) = load(model)?;
             found.fits(&base.config)?;
             edit.check(base.config.num_hidden_layers)?;
-            let prompts = Prompts::open(sets, &base.tokenizer, template(&base)?.as_ref())?;
+            let prompts = Prompts::open(sets, &base.tokenizer, template(&base)?)?;
             scored(&base, &device.device, &found, &prompts, &edit, concept).map(drop)
         }
         ConceptArgs::Ablate { model, concept, at_layer, edit, dtype, out } => {
@@ -104,7 +104,7 @@ fn answer(base: &Base, prompt: &str, tokens: usize, device: &Selected) -> Result
     let template = template(base)?.ok_or_else(|| Usage("this model has no chat template".into()))?;
     let ids = encode_prompt(&conversation, &base.tokenizer, &template, RenderOptions { thinking: false, ..RenderOptions::default() })?;
     let sampling = Sampling { max_new_tokens: tokens, temperature: 0.0, ..Sampling::default() };
-    let stop = stop_ids(&base.config, &base.tokenizer);
+    let stop = stop_ids(&base.config, &base.tokenizer, Some(&template));
     let new = generate(&base.model, &base.config, &ids, &sampling, &stop, &device.device, |_| true)?;
     say(&base.tokenizer.decode(&new, true)?);
     Ok(())
@@ -112,7 +112,7 @@ fn answer(base: &Base, prompt: &str, tokens: usize, device: &Selected) -> Result
 
 fn eval(model: &ModelArgs, sets: &Path, edited: Option<&Path>, tokens: usize, most_rise: f64, json: bool) -> Result<(), Failure> {
     let (base, device) = load(model)?;
-    let prompts = Prompts::open(sets, &base.tokenizer, template(&base)?.as_ref())?;
+    let prompts = Prompts::open(sets, &base.tokenizer, template(&base)?)?;
     let tell: fn(&str) = if json { note } else { say };
     let before = judged(&base, &device.device, &prompts, tokens, ("judging", tell))?;
     drop(base);

@@ -20,6 +20,8 @@ pub struct Shelf {
     pub cut: bool,
     /// Downloads of weights have one wrong byte.
     pub damaged: bool,
+    /// The end of the name of files that are listed and not given.
+    pub withheld: Option<&'static str>,
 }
 
 /// A server that answers until the test ends.
@@ -90,7 +92,7 @@ fn reply(mut out: &TcpStream, path: &str, start: usize, shelf: &mut Shelf, endpo
     let Some(file) = shelf.files.get(&asked).cloned() else { return head("404 Not Found", "", 0) };
     let large = asked.ends_with(".safetensors") || asked.ends_with(".gguf");
     if path.contains("/resolve/main/") {
-        if path.contains("/gated/") {
+        if path.contains("/gated/") || shelf.withheld.is_some_and(|name| asked.ends_with(name)) {
             return head("403 Forbidden", "", 0);
         }
         // Weights lie with somebody else; the rest is a step further on the same host.

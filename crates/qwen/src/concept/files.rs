@@ -20,6 +20,7 @@ use super::picture;
 use super::prompts::EncodedSets;
 use super::score::Scores;
 use crate::export::{write_file, write_transformers};
+use crate::hashes::hex;
 use crate::model::{CausalLm, ModelConfig};
 use crate::provenance::Edit;
 
@@ -139,10 +140,6 @@ pub fn digest(sets: &EncodedSets) -> String {
         ids.iter().for_each(|id| hash.update(id.to_le_bytes()));
     }
     hex(&hash.finalize())
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// The record of an edit made to `model` with the direction at `place`, which may have been found in another.

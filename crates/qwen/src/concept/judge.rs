@@ -1,7 +1,7 @@
 //! A model judged by what it says: the share of greedy answers that hold one of the user's markers, and the perplexity of text that must not
 //! become less likely.
 
-use bellows_chat::Tokenizer;
+use bellows_chat::{Template, Tokenizer};
 use serde::{Deserialize, Serialize};
 
 use super::error::ConceptError;
@@ -28,13 +28,13 @@ pub struct Verdict {
     pub baseline_answers: Vec<String>,
 }
 
-/// Has the model answer the held-out prompts with at most `tokens` tokens each, and read the guard's text.
+/// Has the model answer the held-out prompts, which are in the turns of `template`, with at most `tokens` tokens each, and read the guard's text.
 ///
 /// # Errors
 /// A device that fails, text that the tokenizer refuses.
 pub fn judge(
     reader: Reader<'_>,
-    tokenizer: &Tokenizer,
+    (tokenizer, template): (&Tokenizer, Option<&Template>),
     sets: &PromptSets,
     encoded: &EncodedSets,
     tokens: usize,
@@ -43,7 +43,7 @@ pub fn judge(
     let (target, baseline) = (&encoded.target.held_out, &encoded.baseline.held_out);
     let (total, mut done) = (target.len() + baseline.len(), 0);
     let sampling = Sampling { max_new_tokens: tokens, temperature: 0.0, ..Sampling::default() };
-    let stop = stop_ids(reader.config, tokenizer);
+    let stop = stop_ids(reader.config, tokenizer, template);
     let mut answers = |prompts: &[Vec<u32>]| -> Result<Vec<String>, ConceptError> {
         let mut answers = Vec::new();
         for prompt in prompts {

@@ -75,6 +75,9 @@ struct Raw {
     use_sliding_window: Option<bool>,
     sliding_window: Option<usize>,
     eos_token_id: Option<Value>,
+    quantization_config: Option<Value>,
+    /// What MLX calls the same, in older files alone.
+    quantization: Option<Value>,
     #[serde(rename = "bellows.edits", default)]
     edits: Vec<Edit>,
 }
@@ -87,6 +90,18 @@ fn ids(value: Option<&Value>) -> Vec<u32> {
         None => &[],
     };
     list.iter().filter_map(|id| id.as_u64()?.try_into().ok()).collect()
+}
+
+/// The method by which the weights are stored in few bits, if they are. They are not where nothing is said of it, or both forms of bitsandbytes
+/// are off.
+fn quantised(raw: &Raw) -> Option<&str> {
+    let mut said = [&raw.quantization_config, &raw.quantization].into_iter().flatten().filter_map(Value::as_object);
+    let fields = said.find(|fields| !fields.is_empty())?;
+    if ["load_in_4bit", "load_in_8bit"].iter().all(|form| fields.get(*form) == Some(&Value::Bool(false))) {
+        return None;
+    }
+    let unnamed = if raw.quantization.is_some() { "MLX" } else { "its quantization_config names no method" };
+    Some(fields.get("quant_method").and_then(Value::as_str).unwrap_or(unnamed))
 }
 
 /// More layers than any model has.
@@ -102,6 +117,10 @@ impl ModelConfig {
         let architecture =
             Architecture::from_model_type(&raw.model_type).ok_or_else(|| ConfigError::Architecture(raw.model_type.clone()))?;
         let unsupported = |what: String| Err(ConfigError::Unsupported(what));
+        if let Some(method) = quantised(&raw) {
+            let instead = "name the original model, and train with --base-dtype nf4 where memory is short";
+            return unsupported(format!("this checkpoint is quantised ({method}): {instead}"));
+        }
         if raw.use_sliding_window == Some(true) {
             return unsupported("use_sliding_window is true: sliding-window attention is not supported".into());
         }
@@ -258,5 +277,38 @@ impl ModelConfig {
             }
         }
         json
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn weights_in_few_bits_are_refused_by_the_name_of_their_method() {
+        let plain: Value = serde_json::from_str(include_str!("../../tests/golden/qwen2/model/config.json")).unwrap();
+        let read = |fields: &[(&str, Value)]| {
+            let mut config = plain.clone();
+            fields.iter().for_each(|(key, value)| config[*key] = value.clone());
+            ModelConfig::from_json(&config.to_string())
+        };
+        let refused = |fields: &[(&str, Value)], method: &str| {
+            let error = read(fields).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("this checkpoint is quantised ({method}): name the original")), "{error}");
+        };
+        for method in ["bitsandbytes", "gptq", "awq", "fp8", "compressed-tensors", "mxfp4"] {
+            let config = json!({ "quant_method": method, "load_in_4bit": true, "load_in_8bit": false });
+            refused(&[("quantization_config", config)], method);
+        }
+        let bits = json!({ "bits": 4, "group_size": 64 });
+        refused(&[("quantization_config", bits.clone())], "its quantization_config names no method");
+        refused(&[("quantization", bits.clone())], "MLX");
+        refused(&[("quantization", bits.clone()), ("quantization_config", bits)], "MLX");
+        let off = json!({ "quant_method": "bitsandbytes", "load_in_4bit": false, "load_in_8bit": false });
+        for nothing in [Value::Null, json!({}), off] {
+            assert_eq!(read(&[("quantization_config", nothing)]), read(&[]));
+        }
     }
 }

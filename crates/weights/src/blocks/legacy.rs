@@ -4,6 +4,8 @@
 
 use half::f16;
 
+use super::search::inverse;
+
 const LEN: usize = 32;
 
 /// Q4_0: `x = d (q - 8)`. The element largest in magnitude becomes -8, the end of the range that is one longer.
@@ -98,10 +100,6 @@ fn offset_levels<const TOP: u8>(x: &[f32; LEN]) -> ([u8; 2], [u8; 2], [u8; LEN])
     let inverse = inverse(d);
     let q = x.map(|x| (((x - min) * inverse + 0.5) as u8).min(TOP));
     (f16::from_f32(d).to_le_bytes(), f16::from_f32(min).to_le_bytes(), q)
-}
-
-fn inverse(d: f32) -> f32 {
-    if d == 0.0 { 0.0 } else { 1.0 / d }
 }
 
 pub(super) fn half_at(block: &[u8], at: usize) -> f32 {

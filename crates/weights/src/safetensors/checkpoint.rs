@@ -16,7 +16,7 @@ use super::{INDEX, SINGLE, header};
 use crate::error::{Fault, WeightsError};
 use crate::limits;
 use crate::map::{give_back, map};
-use crate::tensor::{Tensor, TensorSpec, to_f32};
+use crate::tensor::{TensorSpec, to_f32};
 
 /// The weights of a model, in one file or several.
 #[derive(Debug)]
@@ -67,16 +67,7 @@ impl Checkpoint {
         self.tensors.get(name).map(|stored| &stored.spec)
     }
 
-    /// A tensor.
-    ///
-    /// # Errors
-    /// If there is no such tensor.
-    pub fn tensor(&self, name: &str) -> Result<Tensor, WeightsError> {
-        let (spec, map, place) = self.find(name)?;
-        Ok(Tensor { dtype: spec.dtype, shape: spec.shape.clone(), data: map[place.clone()].to_vec() })
-    }
-
-    /// The elements of a tensor as [`Tensor::to_f32`] gives them.
+    /// The elements of a tensor as [`Tensor::to_f32`](crate::Tensor::to_f32) gives them.
     ///
     /// # Errors
     /// If there is no such tensor.

@@ -43,18 +43,30 @@ pub struct Message {
     pub role: Role,
     /// What is said; may be empty beside tool calls.
     pub content: String,
+    /// Whether the row says null for the content, beside tool calls: some templates write calls only then.
+    pub content_is_null: bool,
     /// The thoughts before it, of models that write them down.
     pub reasoning: Option<String>,
     /// The functions called after it.
     pub tool_calls: Vec<ToolCall>,
-    /// Whether to train on it, where the data set says so: stronger than every option.
+    /// Whether it is part of a prompt: read only, unless all is learnt.
+    pub prompt: bool,
+    /// Whether to train on it, where the data set says so: stronger than every option, and than `prompt`.
     pub train: Option<bool>,
 }
 
 impl Message {
     /// A turn of text alone.
     pub fn new(role: Role, content: impl Into<String>) -> Self {
-        Message { role, content: content.into(), reasoning: None, tool_calls: Vec::new(), train: None }
+        Message {
+            role,
+            content: content.into(),
+            content_is_null: false,
+            reasoning: None,
+            tool_calls: Vec::new(),
+            prompt: false,
+            train: None,
+        }
     }
 }
 

@@ -47,7 +47,7 @@ pub enum Truncation {
 pub struct EncodeOptions {
     /// Which turns are learnt.
     pub train_on: TrainOn,
-    /// Which ends of turns are learnt.
+    /// Which ends of turns are learnt. Of custom templates only the assistant's are known.
     pub train_on_eos: TrainOnEos,
     /// Whose turns are learnt. Of custom templates only the assistant's are known.
     pub roles: Vec<Role>,
@@ -115,6 +115,8 @@ impl Encoded {
 /// Why an example was left out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dropped {
+    /// It is text without a character, as data sets of running text have between their parts.
+    Empty,
     /// It is over the limit, and [`Truncation::Drop`] was asked for.
     TooLong {
         /// Its tokens.
@@ -165,6 +167,7 @@ pub fn encode(example: &Example, tokenizer: &Tokenizer, template: &Template, opt
             tokenizer.eos().into_iter().for_each(|id| out.push(id, true));
             out
         }
+        Example::Text(given) if given.is_empty() => return Ok(Outcome::Dropped(Dropped::Empty)),
         Example::Text(given) => {
             let mut out = text(given, tokenizer, options, true)?;
             tokenizer.eos().into_iter().for_each(|id| out.push(id, true));
@@ -214,8 +217,11 @@ fn text(text: &str, tokenizer: &Tokenizer, options: &EncodeOptions, trained: boo
 fn chat(conversation: &Conversation, tokenizer: &Tokenizer, template: &Template, options: &EncodeOptions) -> Result<Encoded, Fault> {
     let others = options.roles.iter().any(|&role| role != Role::Assistant)
         || conversation.messages.iter().any(|message| message.role != Role::Assistant && message.train == Some(true));
-    if others && matches!(template, Template::Jinja(_)) {
-        return Err(Fault::template("of a custom one only the assistant's part is known, and other roles are to be trained"));
+    // Where all is learnt, whose it is does not matter.
+    let ends = options.train_on_eos == TrainOnEos::All && options.train_on != TrainOn::All;
+    if (others || ends) && matches!(template, Template::Jinja(_)) {
+        let asked = if others { "other roles" } else { "the ends of all turns" };
+        return Err(Fault::template(format!("of a custom one only the assistant's part is known, and {asked} are to be trained")));
     }
     let render = RenderOptions { special_in_content: options.special_in_content, ..RenderOptions::default() };
     let pieces = template.pieces(conversation, render)?;
@@ -246,6 +252,7 @@ fn trained_pieces(pieces: &[Piece], conversation: &Conversation, options: &Encod
         .map(|index| {
             messages[index].train.unwrap_or(match options.train_on {
                 TrainOn::All => true,
+                _ if messages[index].prompt => false,
                 TrainOn::Assistant => speaks(index),
                 TrainOn::LastAssistant => Some(index) == last_speaker,
                 TrainOn::Completion => speaks(index) && Some(index) > last_user,
@@ -316,7 +323,7 @@ fn why_none(example: &Example, options: &EncodeOptions) -> String {
             let roles: Vec<&str> = options.roles.iter().map(|role| role.name()).collect();
             format!("there is no message of the {}", roles.join(" or the "))
         }
-        Example::Chat(_) => "the messages that would be are marked as not to be trained".into(),
+        Example::Chat(_) => "the messages that would be are marked as not to be trained, or a part of the prompt".into(),
         Example::Prompt { .. } | Example::Pair { .. } => "the completion is empty".into(),
         Example::Text(_) => "the text is empty".into(),
         Example::Tokens { .. } => "every label but the first is -100".into(),

@@ -186,6 +186,14 @@ pub enum Fault {
         /// What was looked for.
         expected: &'static str,
     },
+    /// A folder of rows to learn from, and no telling which.
+    #[error("the splits to learn from are {found}; expected {expected}, or the files of the one that is meant in place of the folder")]
+    Splits {
+        /// Those that are there.
+        found: String,
+        /// What would be taken.
+        expected: &'static str,
+    },
     /// The tokenizer is damaged or lacks something.
     #[error("tokenizer: {what}")]
     Tokenizer {

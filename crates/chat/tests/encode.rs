@@ -89,6 +89,26 @@ fn prompts_and_text() {
     assert_eq!(learnt(&prompt, &options), ["2<|im_end|>"]);
     assert_eq!(learnt(&prompt, &EncodeOptions { train_on: TrainOn::All, ..options.clone() }), ["1+1=2<|im_end|>"]);
     assert_eq!(learnt(&Example::Text("iron".into()), &options), ["iron<|im_end|>"]);
+    // Sets of running text have empty rows between its parts.
+    let empty = encode(&Example::Text(String::new()), &bytes(), &Template::Qwen25, &options).unwrap();
+    assert_eq!(empty, Outcome::Dropped(Dropped::Empty));
+}
+
+#[test]
+fn a_prompt_of_messages_is_read_unless_all_is_learnt() {
+    let said = |role, text: &str| Message { prompt: true, ..Message::new(role, text) };
+    let prompt = vec![said(Role::User, "q1"), said(Role::Assistant, "a1"), said(Role::User, "q2")];
+    let messages = [prompt, vec![Message::new(Role::Assistant, "a2")]].concat();
+    let mut conversation = Conversation { messages, tools: vec![] };
+    let with = |train_on| EncodeOptions { train_on, ..EncodeOptions::default() };
+    let chat = Example::Chat(conversation.clone());
+    for train_on in [TrainOn::Assistant, TrainOn::LastAssistant, TrainOn::Completion] {
+        assert_eq!(learnt(&chat, &with(train_on)), ["a2<|im_end|>"]);
+    }
+    assert_eq!(learnt(&chat, &with(TrainOn::All)), [Template::Qwen25.render(&conversation, Default::default()).unwrap()]);
+    // What the row says of a turn is stronger.
+    conversation.messages[1].train = Some(true);
+    assert_eq!(learnt(&Example::Chat(conversation), &with(TrainOn::Assistant)), ["a1<|im_end|>", "a2<|im_end|>"]);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Every format of data sets, and what is said about broken ones.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-use bellows_chat::{ChatError, Conversation, Dataset, Example, Message, ReadOptions, Role, Splits, ToolCall};
+use bellows_chat::{ChatError, Conversation, Dataset, Example, Message, ReadOptions, Role, Splits, ToolCall, files};
 use serde_json::json;
 
 fn dataset(name: &str, bytes: impl AsRef<[u8]>) -> (tempfile::TempDir, Result<Dataset, ChatError>) {
@@ -37,7 +37,13 @@ fn messages_with_all_they_can_hold() {
     let expected = [
         Message::new(Role::System, "s"),
         Message::new(Role::User, "ab"),
-        Message { reasoning: Some("r".into()), tool_calls: vec![call], train: Some(false), ..Message::new(Role::Assistant, "") },
+        Message {
+            content_is_null: true,
+            reasoning: Some("r".into()),
+            tool_calls: vec![call],
+            train: Some(false),
+            ..Message::new(Role::Assistant, "")
+        },
         Message::new(Role::Tool, "2"),
         Message { train: Some(true), ..Message::new(Role::Assistant, "c") },
     ];
@@ -57,8 +63,8 @@ fn sharegpt_alpaca_prompts_text_and_ids() {
         json!({"prompt": [{"role": "user", "content": "a"}], "completion": [{"role": "assistant", "content": "b"}]}),
         json!({"text": "a", "label": 3}),
         json!({"input_ids": [1, 2, 3, 0], "labels": [-100, 2, -100, -100], "attention_mask": [1, 1, 1, 0]}),
-        json!({"input_ids": [4, 5]}),
-        json!({"conversations": [{"from": "human", "value": "a", "weight": 1}, {"from": "gpt", "value": "b", "train": false}]}),
+        json!({"input_ids": [4, 5], "labels": null, "attention_mask": null}),
+        json!({"conversations": [{"from": "human", "value": "a", "train": null, "weight": 1}, {"from": "gpt", "value": "b", "train": false}]}),
     ];
     let examples = read("a.jsonl", rows.map(|row| row.to_string()).join("\n"));
     let system = (Role::System, "s");
@@ -69,7 +75,7 @@ fn sharegpt_alpaca_prompts_text_and_ids() {
     assert_eq!(examples[3], chat(QA));
     assert_eq!(examples[4], Example::Prompt { prompt: "a".into(), completion: "b".into() });
     let Example::Chat(conversation) = &examples[5] else { panic!() };
-    assert_eq!(conversation.messages.iter().map(|m| m.train).collect::<Vec<_>>(), [Some(false), None]);
+    assert_eq!(conversation.messages.iter().map(|m| (m.prompt, m.train)).collect::<Vec<_>>(), [(true, None), (false, None)]);
     assert_eq!(examples[6], Example::Text("a".into()));
     assert_eq!(examples[7], Example::Tokens { ids: vec![1, 2, 3], trained: vec![false, true, false] });
     assert_eq!(examples[8], Example::Tokens { ids: vec![4, 5], trained: vec![true, true] });
@@ -92,6 +98,18 @@ fn containers() {
     assert_eq!(read("a.csv", csv), [Example::Prompt { prompt: "a, \"b\"".into(), completion: "c\nd".into() }]);
     let csv = "messages,source\n\"[{\"\"role\"\": \"\"user\"\", \"\"content\"\": \"\"a\"\"}, {\"\"role\"\": \"\"assistant\"\", \"\"content\"\": \"\"b\"\"}]\",x\n";
     assert_eq!(read("a.csv", csv), [chat(QA)]);
+    // Chats where there may be text, and text that is a list of something else.
+    let cell = |role: Role, text: &str| json!([{"role": role.name(), "content": text}]).to_string().replace('"', "\"\"");
+    let calls = "[{\"\"name\"\": \"\"f\"\"}]";
+    let (user, assistant) = (cell(Role::User, "a"), cell(Role::Assistant, "b"));
+    let csv = format!("prompt,completion\n\"{user}\",\"{assistant}\"\na,\"{calls}\"\n");
+    let asked = Message { prompt: true, ..Message::new(Role::User, "a") };
+    let chats = Example::Chat(Conversation { messages: vec![asked.clone(), Message::new(Role::Assistant, "b")], tools: vec![] });
+    let calls = Example::Prompt { prompt: "a".into(), completion: calls.replace("\"\"", "\"") };
+    assert_eq!(read("a.csv", csv), [chats.clone(), calls]);
+    let worse = Example::Chat(Conversation { messages: vec![asked, Message::new(Role::Assistant, "c")], tools: vec![] });
+    let csv = format!("prompt,chosen,rejected\n\"{user}\",\"{assistant}\",\"{}\"\n", cell(Role::Assistant, "c"));
+    assert_eq!(read("a.csv", csv), [Example::Pair { chosen: Box::new(chats), rejected: Box::new(worse) }]);
     // Line ends of every kind, in cells and between rows, and rows read in any order.
     let (_dir, rows) = dataset("a.csv", "text\r\n\"a\nb\"\r\n\r\nc\n\"d\"\"\"\r\ne");
     let rows = rows.unwrap();
@@ -141,7 +159,8 @@ fn faults_say_where_and_what() {
         (json!({"messages": [{"content": "a"}]}).to_string(), &["`messages[0].role` is missing"]),
         (json!({"messages": "hi"}).to_string(), &["`messages` is \"hi\"", "expected a list"]),
         (json!({"messages": [{"role": "user", "content": [{"type": "image"}]}]}).to_string(), &["a list of 1", "parts of text"]),
-        (json!({"messages": [user, {"role": "assistant", "content": "b", "train": "no"}]}).to_string(), &["`messages[1].train` is \"no\""]),
+        (chat(&[user.clone(), json!({"role": "assistant", "content": "b", "train": "no"})]), &["`messages[1].train` is \"no\""]),
+        (chat(&[user, json!({"role": "assistant", "content": "b", "weight": 0.5})]), &["`messages[1].weight` is 0.5", "1 or 0"]),
         (json!({"instruction": "a"}).to_string(), &["`output` is missing"]),
         (json!({"prompt": "a"}).to_string(), &["`completion` is missing"]),
         (json!({"prompt": "a", "completion": ""}).to_string(), &["`completion` is empty"]),
@@ -196,6 +215,31 @@ fn a_split_may_be_in_pieces() {
     assert_eq!(texts(&Splits::open(dir.path(), &ReadOptions::default()).unwrap().train), [text("d")]);
 }
 
+/// As ultrachat_200k and ultrafeedback_binarized have them.
+#[test]
+fn of_splits_of_single_answers_and_of_pairs_those_that_are_wanted_are_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let write = |name: &str| std::fs::write(dir.path().join(format!("{name}-00000-of-00001.txt")), name).unwrap();
+    let open = |pairs| Splits::open(dir.path(), &ReadOptions { pairs, ..ReadOptions::default() });
+    let texts = |pairs| open(pairs).unwrap().all().map(|set| set.get(0).unwrap()).collect::<Vec<_>>();
+    let expected = |names: &[&str]| names.iter().map(|name| Example::Text((*name).into())).collect::<Vec<_>>();
+    let fault = |pairs| open(pairs).unwrap_err().to_string();
+    write("train_gen");
+    assert!(fault(None).contains("the splits to learn from are train_gen; expected `train`, or the files"), "{}", fault(None));
+    ["train_sft", "test_sft"].into_iter().for_each(write);
+    let single = expected(&["train_sft", "test_sft"]);
+    assert_eq!((&texts(None), &texts(Some(false))), (&single, &single));
+    assert!(fault(Some(true)).contains("are train_gen, train_sft; expected `train` or `train_prefs`"), "{}", fault(Some(true)));
+    ["train_prefs", "test_prefs"].into_iter().for_each(write);
+    assert_eq!((texts(Some(false)), texts(Some(true))), (single, expected(&["train_prefs", "test_prefs"])));
+    assert!(fault(None).contains("are train_gen, train_prefs, train_sft; expected `train`"), "{}", fault(None));
+    let names: Vec<String> = ["test_prefs", "train_gen", "train_prefs", "train_sft"].map(|name| format!("data/{name}-0-of-1.csv")).to_vec();
+    assert_eq!([files(&names, "train"), files(&names, "test")], [vec![names[3].clone(), names[2].clone()], vec![names[0].clone()]]);
+    // Beside a split of the name itself they are others.
+    write("train");
+    assert_eq!(texts(Some(true)), expected(&["train"]));
+}
+
 #[test]
 fn faults_of_files() {
     let (_dir, open) = dataset("a.jsonl", b"{\"text\": \"a\"}\n{\"text\": \"\xff\"}\n");
@@ -234,23 +278,30 @@ fn pairs_of_answers() {
             "rejected": [{"role": "assistant", "content": "c"}]}),
         json!({"chosen": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
             "rejected": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "c"}]}),
+        // As ultrafeedback_binarized has it.
+        json!({"prompt": "a", "chosen": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
+            "rejected": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "c"}], "messages": []}),
     ];
     let examples = read("a.jsonl", rows.map(|row| row.to_string()).join("\n"));
     let text = |completion: &str| Box::new(Example::Prompt { prompt: "a".into(), completion: completion.into() });
     assert_eq!(examples[0], Example::Pair { chosen: text("b"), rejected: text("c") });
     let said = |answer: &str| {
-        let question = Message { train: Some(false), ..Message::new(Role::User, "a") };
+        let question = Message { prompt: true, ..Message::new(Role::User, "a") };
         let messages = vec![question, Message::new(Role::Assistant, answer)];
         Box::new(Example::Chat(Conversation { messages, tools: vec![] }))
     };
     let chats = Example::Pair { chosen: said("b"), rejected: said("c") };
-    assert_eq!((&examples[1], &examples[2]), (&chats, &chats));
+    assert_eq!([&examples[1], &examples[2], &examples[3]], [&chats; 3]);
 
     for (row, wanted) in [
         (json!({"prompt": "a", "chosen": "b"}), "a.jsonl:1: `rejected` is missing; expected text"),
         (json!({"prompt": "a", "chosen": "", "rejected": "c"}), "`chosen` is empty"),
         (json!({"chosen": "b", "rejected": "c"}), "`prompt` is missing; expected text"),
         (json!({"chosen": [{"role": "user", "content": "a"}], "rejected": [{"role": "user", "content": "b"}]}), "chats that begin alike"),
+        (
+            json!({"prompt": "q", "chosen": [{"role": "assistant", "content": "a"}], "rejected": [{"role": "assistant", "content": "b"}]}),
+            "`prompt` is \"q\"; expected a list of messages, or chats that begin alike",
+        ),
     ] {
         let (_dir, dataset) = dataset("a.jsonl", row.to_string());
         let error = dataset.unwrap().get(0).unwrap_err().to_string();

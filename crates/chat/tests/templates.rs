@@ -3,8 +3,10 @@
 
 use crate::support;
 use bellows_chat::{
-    Conversation, EncodeOptions, Example, Jinja, Message, Outcome, Part, RenderOptions, Role, Template, Tokenizer, ToolCall, encode,
+    Conversation, EncodeOptions, Example, Jinja, Message, Outcome, Part, RenderOptions, Role, Template, Tokenizer, ToolCall, TrainOn,
+    TrainOnEos, encode,
 };
+use serde_json::json;
 
 fn said(template: &Template, conversation: &Conversation) -> Vec<String> {
     let pieces = template.pieces(conversation, RenderOptions::default()).unwrap();
@@ -58,9 +60,13 @@ fn templates_are_told_apart_by_what_they_render() {
     );
     tokenizer.set_chat_template(source);
     assert_eq!(Template::detect(&tokenizer, Some("qwen3")).unwrap().name(), "jinja");
-    // What is ChatML but for thoughts, or for one more line end, is not ChatML.
-    for (from, to) in [("message.content", "message.content.split('</think>')[-1]"), ("message.content", "(message.content | trim)")] {
-        tokenizer.set_chat_template(Template::ChatMl.source().replace(from, to));
+    // What is ChatML but for thoughts, for one more line end, or for calls beside a content of null, is not ChatML.
+    for content in [
+        "message.content.split('</think>')[-1]",
+        "(message.content | trim)",
+        "(message.content if message.content is not none else message.tool_calls | tojson)",
+    ] {
+        tokenizer.set_chat_template(Template::ChatMl.source().replace("message.content", content));
         assert_eq!(Template::detect(&tokenizer, None).unwrap().name(), "jinja");
     }
     tokenizer.set_chat_template("{% for m in messages %}{{ m.content }}".into());
@@ -237,8 +243,79 @@ fn tools_are_refused_where_there_is_no_place_for_them_and_templates_may_complain
     let without_tools = Example::Chat(Conversation { tools: vec![], ..conversation });
     assert!(encode(&without_tools, &tokenizer, &Template::ChatMl, &users).is_ok());
     assert!(encode(&without_tools, &tokenizer, &picky, &users).unwrap_err().to_string().contains("other roles"));
+    // Nor is known where the others end, unless all is learnt.
+    let jinja = Template::Jinja(Jinja::new(Template::ChatMl.source(), &tokenizer).unwrap());
+    let ends = EncodeOptions { train_on_eos: TrainOnEos::All, ..EncodeOptions::default() };
+    assert!(encode(&without_tools, &tokenizer, &Template::ChatMl, &ends).is_ok());
+    assert!(encode(&without_tools, &tokenizer, &jinja, &ends).unwrap_err().to_string().contains("the ends of all turns"));
+    assert!(encode(&without_tools, &tokenizer, &jinja, &EncodeOptions { train_on: TrainOn::All, ..ends }).is_ok());
     let marked = Conversation { messages: vec![Message::new(Role::User, "a\u{fdd0}")], tools: vec![] };
     assert!(picky.render(&marked, RenderOptions::default()).unwrap_err().to_string().contains("U+FDD0"));
+}
+
+/// As Zephyr and TinyLlama have it: what is of no role that it knows is left out.
+const ZEPHYR: &str = "{% for m in messages %}{% if m['role'] == 'user' %}{{ '<|user|>\n' + m['content'] + eos_token }}\
+    {% elif m['role'] == 'assistant' %}{{ '<|assistant|>\n' + m['content'] + eos_token }}{% endif %}{% endfor %}\
+    {% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}";
+
+/// As DeepSeek-R1-Distill has it: calls are written where the content is null, and their arguments are text.
+const BESIDE_NULL: &str = "{% for m in messages %}{% if m.role == 'assistant' and m.content is none %}<|im_start|>call \
+    {% for c in m.tool_calls %}{{ c.function.name + ' ' + c.function.arguments }}{% endfor %}<|im_end|>\
+    {% elif m.role == 'assistant' %}<|im_start|>{{ m.content }}<|im_end|>{% else %}[{{ m.role }}]{{ m.content }}{% endif %}{% endfor %}\
+    {% if add_generation_prompt %}<|im_start|>{% endif %}";
+
+#[test]
+fn calls_and_functions_that_a_custom_template_leaves_out_are_refused() {
+    let tokenizer = support::tiny();
+    let [zephyr, beside_null, thinker] =
+        [ZEPHYR, BESIDE_NULL, THINKER].map(|source| Template::Jinja(Jinja::new(source, &tokenizer).unwrap()));
+    let function = || vec![json!({"type": "function", "function": {"name": "weather", "parameters": {}}})];
+    let plain = || vec![Message::new(Role::User, "a"), Message::new(Role::Assistant, "b")];
+    let calling = |content_is_null: bool| {
+        let call = ToolCall { name: "weather".into(), arguments: json!({"x": 1}) };
+        let call = Message { content_is_null, tool_calls: vec![call], ..Message::new(Role::Assistant, "") };
+        vec![Message::new(Role::User, "a"), call, Message::new(Role::Tool, "1"), Message::new(Role::Assistant, "b")]
+    };
+    let encoded = |template: &Template, messages: Vec<Message>, tools: Vec<serde_json::Value>| {
+        encode(&Example::Chat(Conversation { messages, tools }), &tokenizer, template, &EncodeOptions::default())
+    };
+    let fault = |template: &Template, messages, tools| encoded(template, messages, tools).unwrap_err().to_string();
+    assert!(encoded(&zephyr, plain(), vec![]).is_ok());
+    for content_is_null in [false, true] {
+        let error = fault(&zephyr, calling(content_is_null), vec![]);
+        assert!(error.contains("leaves out the call of `weather` in message 2: it has no place for tools"), "{error}");
+    }
+    let error = fault(&zephyr, plain(), function());
+    assert!(error.contains("leaves out the function `weather`, which is on offer: it has no place for tools"), "{error}");
+    // One that writes calls, and no functions.
+    assert!(encoded(&thinker, calling(false), vec![]).is_ok());
+    assert!(fault(&thinker, calling(false), function()).contains("leaves out the function `weather`"));
+
+    // What transformers renders of the row decides, and what it cannot render is tried in another form.
+    let of = |content_is_null| Conversation { messages: calling(content_is_null), tools: vec![] };
+    assert_eq!(said(&beside_null, &of(true)), ["call weather {\"x\": 1}<|im_end|>", "b<|im_end|>"]);
+    assert!(fault(&beside_null, calling(false), vec![]).contains("no place for tools, or only where `content` is null"));
+    assert_eq!(said(&thinker, &of(true)), said(&thinker, &of(false)));
+    for name in ["qwen2.5", "qwen3"] {
+        let built_in = Template::named(name).unwrap();
+        let jinja = Template::Jinja(Jinja::new(built_in.source(), &tokenizer).unwrap());
+        assert_eq!(said(&jinja, &of(true)), said(&built_in, &of(false)), "{name}");
+    }
+}
+
+#[test]
+fn a_template_that_asks_for_the_date_has_the_same_one_every_day() {
+    let tokenizer = support::tiny();
+    let conversation = Conversation { messages: vec![Message::new(Role::User, "a")], tools: vec![] };
+    let rendered = |source: &str| {
+        Template::Jinja(Jinja::new(source, &tokenizer).unwrap()).render(&conversation, RenderOptions::default()).map_err(|e| e.to_string())
+    };
+    assert_eq!(rendered("{{ strftime_now('%Y-%m-%d') }}").unwrap(), "2024-07-26");
+    // As Llama 3.2 asks, which has this date of its own where there is no such function.
+    let guarded =
+        "{% if strftime_now is defined %}{% set date = strftime_now('%d %b %Y') %}{% else %}{% set date = 'none' %}{% endif %}{{ date }}";
+    assert_eq!(rendered(guarded).unwrap(), "26 Jul 2024");
+    assert!(rendered("{{ strftime_now('%Q') }}").unwrap_err().contains("strftime_now knows no %Q"));
 }
 
 /// A template with turns of its own.

@@ -524,10 +524,10 @@ impl SftConfig {
         STRATEGIES.iter().find(|(name, _)| *name == self.stopping_strategy).map_or(Stop::FirstExhausted, |(_, stop)| *stop)
     }
 
-    /// Under which keys the rows of data sets have what is not a chat.
+    /// Under which keys the rows of data sets have what is not a chat, and whether they are pairs of answers.
     pub fn reading(&self) -> ReadOptions {
         let Self { text_key, prompt_key, completion_key, .. } = self.clone();
-        ReadOptions { text_key, prompt_key, completion_key }
+        ReadOptions { text_key, prompt_key, completion_key, pairs: Some(self.objective.is_of_pairs()) }
     }
 
     /// The template that was asked for by name; `None` leaves it to the tokenizer.

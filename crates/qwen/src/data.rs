@@ -37,9 +37,11 @@ pub struct LeftOut {
     pub rows: usize,
     /// Examples that lost tokens to truncation.
     pub truncated: usize,
-    /// Examples left out because they were too long, or nothing to learn was left of them.
+    /// Examples left out because they were empty or too long, or nothing to learn was left of them.
     pub dropped: usize,
-    /// How many of those were too long (with `truncation: drop`).
+    /// How many of those were empty texts.
+    pub empty: usize,
+    /// How many were too long (with `truncation: drop`).
     pub too_long: usize,
     /// How many of those left out were there to judge by, or to test with.
     pub dropped_judged: usize,
@@ -201,7 +203,10 @@ impl SftData {
         if left.too_long > 0 {
             why.push(format!("{} longer than max_seq_length {} (truncation drop)", left.too_long, config.max_seq_length));
         }
-        let cut = left.dropped - left.too_long;
+        if left.empty > 0 {
+            why.push(format!("{} without a character of text", left.empty));
+        }
+        let cut = left.dropped - left.too_long - left.empty;
         if cut > 0 {
             let length = config.max_seq_length;
             why.push(format!("{cut} without a learnt token in the {length} that max_seq_length leaves (truncation {})", config.truncation));
@@ -247,6 +252,7 @@ impl LeftOut {
             }
             Outcome::Dropped(why) => {
                 self.dropped += 1;
+                self.empty += usize::from(why == Dropped::Empty);
                 self.too_long += usize::from(matches!(why, Dropped::TooLong { .. }));
                 Vec::new()
             }

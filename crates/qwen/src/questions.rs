@@ -79,8 +79,8 @@ impl Words<'_> {
     fn row(&self, set: &Dataset, i: usize, questions: &mut Questions) -> Result<(), ChatError> {
         let here = |fault: Fault| fault.on_line(set.path(), set.line(i));
         match set.value(i)? {
-            Value::Object(row) if row.contains_key("choices") => questions.choices.push(self.choice(&row).map_err(here)?),
-            Value::Object(row) if row.contains_key("answer") && !row.contains_key(&self.config.completion_key) => {
+            Value::Object(row) if has(&row, "choices") => questions.choices.push(self.choice(&row).map_err(here)?),
+            Value::Object(row) if has(&row, "answer") && !has(&row, &self.config.completion_key) => {
                 let answer = text_of(&row, "answer").map_err(here)?.trim().to_owned();
                 questions.exact.push(Exact { prompt: self.prompt(&row).map_err(here)?, answer });
             }
@@ -97,13 +97,13 @@ impl Words<'_> {
 
     /// The tokens of a row's prompt, with its `system` message if there is one.
     fn prompt(&self, row: &Map<String, Value>) -> Result<Vec<u32>, Fault> {
-        let key = if row.contains_key("question") { "question" } else { &self.config.prompt_key };
+        let key = if has(row, "question") { "question" } else { &self.config.prompt_key };
         let prompt = text_of(row, key)?;
         if self.asking.raw {
             let ids = self.tokenizer.encode(prompt, self.options.special_in_content)?;
             return Ok(self.tokenizer.leading_bos().into_iter().chain(ids).collect());
         }
-        let system = row.contains_key("system").then(|| text_of(row, "system")).transpose()?;
+        let system = has(row, "system").then(|| text_of(row, "system")).transpose()?;
         let messages = system.map(|text| Message::new(Role::System, text)).into_iter().chain([Message::new(Role::User, prompt)]);
         let options = RenderOptions {
             thinking: self.asking.thinking,
@@ -128,7 +128,10 @@ impl Words<'_> {
         };
         let answer = match row.get("answer") {
             Some(Value::Number(number)) => number.as_u64().map(|n| n as usize),
-            Some(Value::String(text)) => texts.iter().position(|choice| choice == text).or_else(|| letter(text)),
+            Some(Value::String(text)) => {
+                // A cell of CSV has no other numbers.
+                texts.iter().position(|choice| choice == text).or_else(|| letter(text)).or_else(|| text.trim().parse().ok())
+            }
             _ => None,
         };
         let answer =
@@ -140,6 +143,11 @@ impl Words<'_> {
         }
         Ok(Choice { prompt: self.prompt(row)?, choices, answer })
     }
+}
+
+/// Whether there is something under `key`: rows of a table have all of its keys, and null under those that others use.
+fn has(row: &Map<String, Value>, key: &str) -> bool {
+    row.get(key).is_some_and(|value| !value.is_null())
 }
 
 fn text_of<'a>(row: &'a Map<String, Value>, key: &str) -> Result<&'a str, Fault> {

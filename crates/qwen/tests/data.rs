@@ -96,6 +96,16 @@ fn a_row_that_says_what_an_earlier_one_said_is_left_out_on_request() {
     assert!(once.summary(Objective::Sft)[0].ends_with("0 left out, 2 said before"), "{:?}", once.summary(Objective::Sft));
 }
 
+/// As wikitext has them: a third of its rows.
+#[test]
+fn empty_texts_are_left_out_and_counted() {
+    let dir = tempfile::tempdir().unwrap();
+    let rows = ["", "a", "", "b", ""].map(text);
+    let data = open(&SftConfig { data: vec![write(dir.path(), "a.jsonl", rows)], ..SftConfig::default() }).unwrap();
+    assert_eq!((said(&data.train), data.left.dropped, data.left.empty), (vec!["a".to_owned(), "b".to_owned()], 3, 3));
+    assert!(data.summary(Objective::Sft)[0].ends_with("0 truncated, 3 left out"), "{:?}", data.summary(Objective::Sft));
+}
+
 #[test]
 fn a_pair_of_answers_is_one_example() {
     let dir = tempfile::tempdir().unwrap();

@@ -53,9 +53,14 @@ fn forward(model: &CausalLm, config: &ModelConfig, ids: &[u32]) -> Vec<f32> {
 }
 
 fn score(rows: &[Value], model: &CausalLm, shape: &ModelConfig, limit: usize) -> Result<Scores, String> {
+    let text: String = rows.iter().map(|row| format!("{row}\n")).collect();
+    score_file("rows.jsonl", &text, model, shape, limit)
+}
+
+fn score_file(name: &str, text: &str, model: &CausalLm, shape: &ModelConfig, limit: usize) -> Result<Scores, String> {
     let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("rows.jsonl");
-    std::fs::write(&path, rows.iter().map(|row| format!("{row}\n")).collect::<String>()).unwrap();
+    let path = dir.path().join(name);
+    std::fs::write(&path, text).unwrap();
     let config = SftConfig { batch_size: 2, pad_to_multiple_of: 8, ..SftConfig::default() };
     let (tokenizer, options) = (tokenizer(), config.encoding().unwrap());
     let asking = Asking { raw: true, thinking: false, max_new_tokens: 4, limit };
@@ -116,7 +121,16 @@ fn the_likeliest_choice_is_the_answer_and_greedy_answers_are_compared_whole() {
     assert_eq!((scores.choice, scores.choice_by_length), (Some(Right { right: 3, rows: 4 }), Some(Right { right: 1, rows: 4 })));
     assert_eq!(score(&rows, &model, &shape, 1).unwrap().choice, Some(Right { right: 1, rows: 1 }));
 
-    let rows = [json!({ "question": prompt, "answer": format!(" {said}\n") }), json!({ "prompt": prompt, "answer": format!("{said}x") })];
+    let cells = "prompt,choices,answer\nAB=CD,\"[\"\"Q\"\", \"\"QR7\"\"]\",1\nAB=CD,\"[\"\"Q\"\", \"\"QR7\"\"]\",B\n";
+    let row = json!({ "prompt": prompt, "choices": ["Q", "QR7"], "answer": 1 });
+    let expected = score(&[row.clone(), row], &model, &shape, 0).unwrap().choice;
+    assert_eq!(score_file("rows.csv", cells, &model, &shape, 0).unwrap().choice, expected);
+
+    // A row of a table has all of its keys.
+    let rows = [
+        json!({ "question": prompt, "answer": format!(" {said}\n"), "choices": null, "completion": null, "system": null }),
+        json!({ "prompt": prompt, "answer": format!("{said}x"), "question": null }),
+    ];
     let scores = score(&rows, &model, &shape, 0).unwrap();
     assert_eq!((scores.exact_match, scores.loss), (Some(Right { right: 1, rows: 2 }), None));
     let lines = table(&scores, Some(&scores));

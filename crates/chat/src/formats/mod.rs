@@ -98,15 +98,8 @@ impl Dataset {
                 span.line + text.chars().take_while(|c| ['\r', '\n'].contains(c)).filter(|c| *c == '\n').count() as u64
             }),
             Rows::Lines { spans, .. } => spans.get(index).map_or(0, |span| span.line),
-            Rows::Packed(shards) => {
-                if index < shards.len() {
-                    index as u64 + 1
-                } else {
-                    0
-                }
-            }
-            Rows::Groups(groups) => {
-                if index < held(groups).len() {
+            Rows::Packed(_) | Rows::Groups(_) => {
+                if index < self.len() {
                     index as u64 + 1
                 } else {
                     0
@@ -155,7 +148,7 @@ impl Dataset {
         match form {
             Form::Json => json::parse(text.trim()),
             Form::Plain => Ok(serde_json::json!({ &self.options.text_key: text.trim_end() })),
-            Form::Cells(header) => table::row(header, &text),
+            Form::Cells(header) => table::row(header, &text, &self.options),
         }
     }
 }

@@ -14,11 +14,13 @@ pub struct ReadOptions {
     pub prompt_key: String,
     /// Of what is to be learnt.
     pub completion_key: String,
+    /// Whether pairs of answers are wanted, or single ones: of a data set with splits of both that is which are read. None takes those that there are.
+    pub pairs: Option<bool>,
 }
 
 impl Default for ReadOptions {
     fn default() -> Self {
-        ReadOptions { text_key: "text".into(), prompt_key: "prompt".into(), completion_key: "completion".into() }
+        ReadOptions { text_key: "text".into(), prompt_key: "prompt".into(), completion_key: "completion".into(), pairs: None }
     }
 }
 
@@ -97,20 +99,19 @@ fn message(value: &Value, at: &str) -> Result<Message, Fault> {
         Some(Value::String(text)) => Some(text.clone()),
         other => return Err(fault(".reasoning_content", other, "text")),
     };
-    Ok(Message { role: speaker, content, reasoning, tool_calls, train: train(map, at)? })
+    let content_is_null = map.get("content").is_some_and(Value::is_null);
+    Ok(Message { content_is_null, reasoning, tool_calls, train: train(map, at)?, ..Message::new(speaker, content) })
 }
 
-/// `train` or `weight` of a turn: a yes or no, or a number that is 0 or 1.
+/// `train` or else `weight` of a turn: a yes or no, or a number that is 0 or 1.
 fn train(turn: &Map<String, Value>, at: &str) -> Result<Option<bool>, Fault> {
-    match turn.get("train").or_else(|| turn.get("weight")) {
-        None | Some(Value::Null) => Ok(None),
-        Some(Value::Bool(train)) => Ok(Some(*train)),
-        Some(Value::Number(weight)) if weight.as_f64() == Some(0.0) => Ok(Some(false)),
-        Some(Value::Number(weight)) if weight.as_f64() == Some(1.0) => Ok(Some(true)),
-        other => {
-            let expected = "true or false (or `weight` 0 or 1)";
-            Err(Fault::Value { key: format!("{at}.train"), found: found(other), expected })
-        }
+    let given = |key: &'static str| Some((key, turn.get(key).filter(|value| !value.is_null())?));
+    match given("train").or_else(|| given("weight")) {
+        None => Ok(None),
+        Some((_, Value::Bool(train))) => Ok(Some(*train)),
+        Some((_, Value::Number(weight))) if weight.as_f64() == Some(0.0) => Ok(Some(false)),
+        Some((_, Value::Number(weight))) if weight.as_f64() == Some(1.0) => Ok(Some(true)),
+        Some((key, other)) => Err(Fault::Value { key: format!("{at}.{key}"), found: kind(other), expected: "true or false, 1 or 0" }),
     }
 }
 
@@ -210,25 +211,26 @@ fn prompt_completion(row: &Map<String, Value>, prompt: &str, completion: &str) -
         };
     }
     let mut all = messages(row, prompt)?;
-    all.iter_mut().for_each(|message| message.train = message.train.or(Some(false)));
+    all.iter_mut().for_each(|message| message.prompt = true);
     all.extend(messages(row, completion)?);
     chat(Conversation { messages: all, tools: tools(row)? })
 }
 
-/// `{prompt, chosen, rejected}`, all text or all lists of messages; without a prompt both are whole chats, and what they begin with in common is it.
+/// `{prompt, chosen, rejected}`, all text or all lists of messages. Without a prompt two lists are whole chats, and what they begin with in common
+/// is it. So it is beside a prompt of text, which says the question once more and is not looked at, as in TRL.
 fn pair(row: &Map<String, Value>, prompt: &str) -> Result<Example, Fault> {
-    if row.get(prompt).is_some_and(|value| !value.is_null()) || !row.get("chosen").is_some_and(Value::is_array) {
+    if row.get(prompt).is_some_and(Value::is_array) || !row.get("chosen").is_some_and(Value::is_array) {
         let [chosen, rejected] = ["chosen", "rejected"].map(|answer| prompt_completion(row, prompt, answer));
         return Ok(Example::Pair { chosen: Box::new(chosen?), rejected: Box::new(rejected?) });
     }
     let (mut chosen, mut rejected) = (messages(row, "chosen")?, messages(row, "rejected")?);
     let common = chosen.iter().zip(&rejected).take_while(|(a, b)| a == b).count();
     if common == 0 || common == chosen.len() || common == rejected.len() {
-        let expected = "a prompt, or chats that begin alike and end in different answers";
-        return Err(Fault::Value { key: prompt.into(), found: "missing".into(), expected });
+        let expected = "a list of messages, or chats that begin alike and end in different answers";
+        return Err(Fault::Value { key: prompt.into(), found: found(row.get(prompt)), expected });
     }
     for messages in [&mut chosen, &mut rejected] {
-        messages[..common].iter_mut().for_each(|message| message.train = message.train.or(Some(false)));
+        messages[..common].iter_mut().for_each(|message| message.prompt = true);
     }
     let tools = tools(row)?;
     let [chosen, rejected] = [chosen, rejected].map(|messages| chat(Conversation { messages, tools: tools.clone() }));
@@ -238,7 +240,7 @@ fn pair(row: &Map<String, Value>, prompt: &str) -> Result<Example, Fault> {
 /// `{input_ids, labels, attention_mask}`: labels of -100 are not learnt, and tokens with a mask of 0 are padding and left out.
 fn tokens(row: &Map<String, Value>) -> Result<Example, Fault> {
     let numbers = |key: &str| -> Result<Option<Vec<i64>>, Fault> {
-        if !row.contains_key(key) {
+        if row.get(key).is_none_or(Value::is_null) {
             return Ok(None);
         }
         let whole = |(index, value): (usize, &Value)| {

@@ -1,5 +1,6 @@
 //! The files of a data set: what is learnt, watched and tested.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use bellows_shards::Shards;
@@ -20,14 +21,17 @@ pub struct Splits {
 }
 
 const EXTENSIONS: [&str; 5] = ["jsonl", "json", "csv", "parquet", "txt"];
+/// What is behind the names of splits where a data set has some of single answers and some of pairs: `train_sft`, `train_prefs`.
+const KINDS: [&str; 2] = ["_sft", "_prefs"];
 
 impl Splits {
     /// Opens a file (all of it to train on), or a folder with `train.jsonl` and, if they are there, `valid.jsonl` and `test.jsonl` (or `.json`,
     /// `.csv`, `.parquet`, `.txt`; `validation` for `valid`), or with pieces as the hub has them: `train-00000-of-00002.parquet`, there or in
-    /// the folder `data`. In shards a split is a folder of them.
+    /// the folder `data`. Of a data set with `train_sft` and `train_prefs`, [`ReadOptions::pairs`] says which are meant. In shards a split is a folder
+    /// of them.
     ///
     /// # Errors
-    /// [`Fault::Empty`] for a folder without `train`, and the errors of [`Dataset::open`].
+    /// [`Fault::Empty`] for a folder without `train`, [`Fault::Splits`] if it has only splits of other names, and the errors of [`Dataset::open`].
     pub fn open(path: &Path, options: &ReadOptions) -> Result<Self, ChatError> {
         if !path.is_dir() || Shards::is(path) {
             return Ok(Splits { train: vec![Dataset::open(path, options)?], valid: Vec::new(), test: Vec::new() });
@@ -43,16 +47,27 @@ impl Splits {
             return Ok(Splits { train: open("train")?, valid, test: open("test")? });
         }
         let names = names(path)?;
+        let kind = kind(&names, options.pairs);
         let open = |split: &str| -> Result<Vec<Dataset>, ChatError> {
-            files(&names, split).into_iter().map(|name| Dataset::open(&path.join(name), options)).collect()
+            let files = kind.map(|kind| of_kind(&names, split, kind)).unwrap_or_default();
+            files.into_iter().map(|name| Dataset::open(&path.join(name), options)).collect()
         };
         let train = open("train")?;
         if train.is_empty() && Shards::lacks_index(path) {
             return Ok(Splits { train: vec![Dataset::open(path, options)?], valid: Vec::new(), test: Vec::new() });
         }
         if train.is_empty() {
-            let expected = "train.jsonl (or .json, .csv, .parquet, .txt) in this folder";
-            return Err(Fault::Empty { expected }.in_file(path));
+            let found = named_train(&names);
+            if found.is_empty() {
+                let expected = "train.jsonl (or .json, .csv, .parquet, .txt) in this folder";
+                return Err(Fault::Empty { expected }.in_file(path));
+            }
+            let expected = match options.pairs {
+                Some(true) => "`train` or `train_prefs`",
+                Some(false) => "`train` or `train_sft`",
+                None => "`train`",
+            };
+            return Err(Fault::Splits { found: found.join(", "), expected }.in_file(path));
         }
         Ok(Splits { train, valid: open("valid")?, test: open("test")? })
     }
@@ -69,22 +84,53 @@ impl Splits {
 }
 
 /// Of these names of files, `/` between folders, those of a split (`train`, `valid` or `test`) in order: the one file of that name, else its
-/// pieces.
+/// pieces. Of splits of single answers and of pairs they are those of both, for which is meant is not known here.
 pub fn files(names: &[String], split: &str) -> Vec<String> {
+    kinds(names).into_iter().flat_map(|kind| of_kind(names, split, kind)).collect()
+}
+
+/// What is behind the names of splits: nothing where there is a `train`, else the [`KINDS`] that there are rows to learn from of.
+fn kinds(names: &[String]) -> Vec<&'static str> {
+    let there = |kind: &&str| !of_kind(names, "train", kind).is_empty();
+    if there(&"") { vec![""] } else { KINDS.into_iter().filter(there).collect() }
+}
+
+/// The one of [`kinds`] that is meant.
+fn kind(names: &[String], pairs: Option<bool>) -> Option<&'static str> {
+    let kinds = kinds(names);
+    let wanted = pairs.map(|pairs| KINDS[usize::from(pairs)]);
+    match kinds.as_slice() {
+        &[one] if one.is_empty() || pairs.is_none() => Some(one),
+        _ => wanted.filter(|kind| kinds.contains(kind)),
+    }
+}
+
+/// The files of a split whose name has this behind it.
+fn of_kind(names: &[String], split: &str, kind: &str) -> Vec<String> {
     let words: &[&str] = if split == "valid" { &["valid", "validation"] } else { &[split] };
-    let whole = |word: &&str| EXTENSIONS.iter().map(|ext| format!("{word}.{ext}")).find(|name| names.contains(name));
+    let words: Vec<String> = words.iter().map(|word| format!("{word}{kind}")).collect();
+    let whole = |word: &String| EXTENSIONS.iter().map(|ext| format!("{word}.{ext}")).find(|name| names.contains(name));
     if let Some(name) = words.iter().find_map(whole) {
         return vec![name];
     }
-    let piece = |name: &&String| {
-        let file = name.strip_prefix("data/").unwrap_or(name);
-        let Some((stem, ext)) = file.rsplit_once('.') else { return false };
-        let of_split = |word: &&str| stem.strip_prefix(*word).is_some_and(|rest| rest.is_empty() || rest.starts_with('-'));
-        !stem.contains('/') && EXTENSIONS.contains(&ext) && words.iter().any(of_split)
-    };
+    let piece = |name: &&String| split_of(name).is_some_and(|split| words.iter().any(|word| word == split));
     let mut pieces: Vec<String> = names.iter().filter(piece).cloned().collect();
     pieces.sort();
     pieces
+}
+
+/// The name of the split that a file is, or is a piece of; None for files of no rows and those in other folders.
+fn split_of(name: &str) -> Option<&str> {
+    let file = name.strip_prefix("data/").unwrap_or(name);
+    let (stem, ext) = file.rsplit_once('.')?;
+    let split = stem.split('-').next()?;
+    (!stem.contains('/') && EXTENSIONS.contains(&ext)).then_some(split)
+}
+
+/// The splits that are called `train_` and something.
+fn named_train(names: &[String]) -> Vec<&str> {
+    let splits: BTreeSet<&str> = names.iter().filter_map(|name| split_of(name)).filter(|split| split.starts_with("train_")).collect();
+    splits.into_iter().collect()
 }
 
 /// The files in a folder and in its folder `data`.

@@ -1,4 +1,5 @@
-//! CSV with a header line, row by row. Cells that hold lists in the other formats hold the JSON text of them here.
+//! CSV with a header line, row by row. Cells that hold lists in the other formats hold the JSON text of them here; those that hold text or a chat
+//! are a chat where they are the JSON text of one.
 
 use std::fs::File;
 use std::path::Path;
@@ -7,9 +8,10 @@ use csv::{ByteRecord, ErrorKind, ReaderBuilder};
 use serde_json::{Map, Value};
 
 use super::json::{Span, parse};
+use super::rows::ReadOptions;
 use crate::{ChatError, Fault};
 
-const LISTS: [&str; 6] = ["messages", "conversations", "history", "input_ids", "labels", "attention_mask"];
+const LISTS: [&str; 7] = ["messages", "conversations", "history", "choices", "input_ids", "labels", "attention_mask"];
 
 /// The keys of the header, and where the rows lie. What is wrong with a row shows when it is read: it may be one that is skipped.
 pub(super) fn index(file: &File, path: &Path) -> Result<(Vec<String>, Vec<Span>), ChatError> {
@@ -32,22 +34,34 @@ pub(super) fn index(file: &File, path: &Path) -> Result<(Vec<String>, Vec<Span>)
 }
 
 /// The object that a row of the file is.
-pub(super) fn row(header: &[String], text: &str) -> Result<Value, Fault> {
+pub(super) fn row(header: &[String], text: &str, options: &ReadOptions) -> Result<Value, Fault> {
     let mut reader = ReaderBuilder::new().has_headers(false).from_reader(text.as_bytes());
     let record = reader.records().next().transpose().map_err(|error| fault_of(&error))?.unwrap_or_default();
     if record.len() != header.len() {
         return Err(Fault::Table { format: "CSV", what: format!("{} cells; the header has {}", record.len(), header.len()) });
     }
+    let chats = [options.prompt_key.as_str(), options.completion_key.as_str(), "chosen", "rejected"];
     let mut row = Map::new();
     for (key, cell) in header.iter().zip(&record) {
         let value = match cell {
             "" if LISTS.contains(&key.as_str()) => Value::Null,
             cell if LISTS.contains(&key.as_str()) => parse(cell)?,
+            cell if chats.contains(&key.as_str()) => chat(cell).unwrap_or_else(|| cell.into()),
             cell => Value::from(cell),
         };
         row.insert(key.clone(), value);
     }
     Ok(Value::Object(row))
+}
+
+/// The list of messages that `cell` is the JSON text of. Other lists are text to learn, such as calls of functions.
+fn chat(cell: &str) -> Option<Value> {
+    if !cell.trim_start().starts_with('[') {
+        return None;
+    }
+    let list = parse(cell).ok()?;
+    let is_chat = list.as_array().is_some_and(|list| !list.is_empty() && list.iter().all(|message| message.get("role").is_some()));
+    is_chat.then_some(list)
 }
 
 fn fault_of(error: &csv::Error) -> Fault {

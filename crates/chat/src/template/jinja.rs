@@ -9,6 +9,8 @@ use minijinja::value::{Kwargs, Serde, Value};
 use minijinja::{Environment, Error, ErrorKind};
 use serde_json::json;
 
+use super::calls::{all_written, other_forms};
+use super::date::strftime_now;
 use super::marks::{BEGIN, BROKEN, END, is_mark, without_marks};
 use super::piece::{Part, Piece, RenderOptions};
 use super::python_json::dumps;
@@ -61,8 +63,7 @@ impl Jinja {
 
     /// The conversation as text. See [`super::Template::render`].
     pub(super) fn render(&self, conversation: &Conversation, options: RenderOptions) -> Result<String, Fault> {
-        let input = self.input(conversation, options)?;
-        self.render_json(&input["messages"], &input["tools"], options)
+        Ok(without_marks(&self.written(conversation, options)?.1))
     }
 
     /// Messages and tools as `transformers` takes them, as text: with what a [`Conversation`] has no place for, such as ids of calls.
@@ -75,9 +76,9 @@ impl Jinja {
 
     /// The conversation in pieces. See [`super::Template::pieces`].
     pub(super) fn pieces(&self, conversation: &Conversation, options: RenderOptions) -> Result<Vec<Piece>, Fault> {
-        let input = self.input(conversation, options)?;
+        let (input, text) = self.written(conversation, options)?;
+        all_written(&input, &text, |input| self.write(input, options))?;
         let (messages, tools) = (&input["messages"], &input["tools"]);
-        let text = self.run(messages, tools, options.generation_prompt, options)?;
         let spans = if options.generation_prompt {
             // Nothing is learnt from a prompt, and templates that rewrite earlier turns can be asked for one.
             Vec::new()
@@ -98,6 +99,23 @@ impl Jinja {
         }
         self.cut(&text[at..], None, &mut pieces);
         Ok(pieces)
+    }
+
+    /// `{messages, tools}` in the first form that the template takes, and what it writes of them. If it takes none, the fault is that of the first.
+    fn written(&self, conversation: &Conversation, options: RenderOptions) -> Result<(serde_json::Value, String), Fault> {
+        let input = self.input(conversation, options)?;
+        match self.write(&input, options) {
+            Ok(text) => Ok((input, text)),
+            Err(fault) => {
+                let mut forms = other_forms(&input);
+                forms.find_map(|form| self.write(&form, options).ok().map(|text| (form, text))).ok_or(fault)
+            }
+        }
+    }
+
+    /// What the template writes of `{messages, tools}`.
+    fn write(&self, input: &serde_json::Value, options: RenderOptions) -> Result<String, Fault> {
+        self.run(&input["messages"], &input["tools"], options.generation_prompt, options)
     }
 
     /// `{messages, tools}` as the template is given them, special tokens broken.
@@ -200,7 +218,8 @@ fn mark_end(pieces: &mut [Piece]) {
 
 /// A message as `transformers` hands it to a template.
 fn as_json(message: &Message) -> serde_json::Value {
-    let mut out = json!({"role": message.role.name(), "content": message.content});
+    let content = (!message.content_is_null).then_some(&message.content);
+    let mut out = json!({"role": message.role.name(), "content": content});
     if let Some(reasoning) = &message.reasoning {
         out["reasoning_content"] = json!(reasoning);
     }
@@ -253,6 +272,8 @@ fn environment() -> Result<Environment<'static>, Fault> {
     environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
     environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
     environment.add_function("raise_exception", |message: String| Err::<Value, _>(Error::new(ErrorKind::InvalidOperation, message)));
+    let date = |format: String| strftime_now(&format).map_err(|what| Error::new(ErrorKind::InvalidOperation, what));
+    environment.add_function("strftime_now", date);
     environment.add_filter("generation", |text: String| format!("{BEGIN}{text}{END}"));
     environment.add_filter("tojson", |value: Value, options: Kwargs| {
         let value = serde_json::to_value(&value).map_err(|error| Error::new(ErrorKind::BadSerialization, error.to_string()))?;

@@ -3,7 +3,9 @@
 //! The ChatML family is written out in Rust ([`chatml`]), because only the one who writes a turn knows for certain where it begins. Any
 //! other template runs as the Jinja it is ([`jinja`]).
 
+mod calls;
 mod chatml;
+mod date;
 mod jinja;
 mod marks;
 mod piece;
@@ -91,7 +93,8 @@ impl Template {
     /// The conversation in pieces. Those of a custom template's generation prompt belong to no message.
     ///
     /// # Errors
-    /// [`Fault::Template`] if the template has no place for tools and there are some, or a custom one fails.
+    /// [`Fault::Template`] if the template has no place for tools and there are some (of a custom one: if nothing is written of a call or of a function
+    /// on offer), or a custom one fails.
     pub fn pieces(&self, conversation: &Conversation, options: RenderOptions) -> Result<Vec<Piece>, Fault> {
         match self {
             Template::Jinja(jinja) => jinja.pieces(conversation, options),
@@ -126,10 +129,10 @@ impl Template {
         pieces.into_iter().rfind(|piece| piece.special && piece.part == Part::End).map(|piece| piece.text)
     }
 
-    /// The conversation as text.
+    /// The conversation as text. That of a custom template is what `transformers` writes, also where it leaves out tools.
     ///
     /// # Errors
-    /// Those of [`Template::pieces`].
+    /// Those of [`Template::pieces`], for tools that are left out only of a built-in.
     pub fn render(&self, conversation: &Conversation, options: RenderOptions) -> Result<String, Fault> {
         if let Template::Jinja(jinja) = self {
             return jinja.render(conversation, options);

@@ -28,6 +28,7 @@ pub(super) fn all() -> Vec<Conversation> {
         vec![say(System, "s"), say(User, "a"), calling("wait", vec![f()]), say(Tool, "1"), say(Tool, "2"), say(Assistant, "b")],
         vec![say(User, "a"), calling("", vec![f(), call("g", json!({}))]), say(Tool, "1"), thought("b", "why"), say(User, "c")],
         vec![say(User, "a"), Message { reasoning: Some("why".into()), ..calling("", vec![f()]) }, say(Tool, "1")],
+        vec![say(User, "a"), Message { content_is_null: true, ..calling("", vec![f()]) }, say(Tool, "1"), say(Assistant, "b")],
     ];
     let plain = plain.into_iter().map(|messages| Conversation { messages, tools: Vec::new() });
     plain.chain(with_tools.into_iter().map(|messages| Conversation { messages, tools: tools() })).collect()

@@ -20,15 +20,14 @@ pub fn tiny() -> Tokenizer {
 /// A conversation as the fixtures write it, without the checks of a data set.
 pub fn conversation(case: &Value) -> Conversation {
     let text = |value: &Value| value.as_str().unwrap().to_owned();
+    let role = |value: &Value| match value["role"].as_str().unwrap() {
+        "system" => Role::System,
+        "user" => Role::User,
+        "assistant" => Role::Assistant,
+        "tool" => Role::Tool,
+        other => panic!("{other}"),
+    };
     let message = |value: &Value| Message {
-        role: match value["role"].as_str().unwrap() {
-            "system" => Role::System,
-            "user" => Role::User,
-            "assistant" => Role::Assistant,
-            "tool" => Role::Tool,
-            other => panic!("{other}"),
-        },
-        content: text(&value["content"]),
         reasoning: value.get("reasoning_content").map(text),
         tool_calls: value["tool_calls"]
             .as_array()
@@ -36,7 +35,7 @@ pub fn conversation(case: &Value) -> Conversation {
             .flatten()
             .map(|call| ToolCall { name: text(&call["function"]["name"]), arguments: call["function"]["arguments"].clone() })
             .collect(),
-        train: None,
+        ..Message::new(role(value), text(&value["content"]))
     };
     Conversation {
         messages: case["messages"].as_array().unwrap().iter().map(message).collect(),

@@ -108,7 +108,7 @@ fn set(folder: &Path, name: &str) -> Result<Vec<Example>, ConceptError> {
     let wrong = |path: &Path, reason: String| ConceptError::Sets { path: path.to_owned(), reason };
     let file = EXTENSIONS.iter().map(|ext| folder.join(format!("{name}.{ext}"))).find(|file| file.is_file());
     let file = file.ok_or_else(|| wrong(folder, format!("there is no {name}.txt (or .jsonl, .json, .csv, .parquet) in this folder")))?;
-    let keys = ReadOptions { text_key: "prompt".into(), prompt_key: "\0".into(), completion_key: "\0".into() };
+    let keys = ReadOptions { text_key: "prompt".into(), prompt_key: "\0".into(), completion_key: "\0".into(), ..ReadOptions::default() };
     let rows = Dataset::open(&file, &keys)?;
     let mut prompts = Vec::new();
     for i in 0..rows.len() {

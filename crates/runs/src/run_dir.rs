@@ -313,7 +313,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let run = RunDir::create(dir.path(), "train", false).unwrap();
         assert_eq!((run.holder(), run.newest_step()), (None, None));
-        for name in ["step-000000007", "step-000000012-2", "step-000000099.abandoned", ".tmp-100-1"] {
+        for name in ["step-000000007", "step-000000012-2", "step-000000099.abandoned", ".step-000000100.tmp-0-1-0"] {
             fs::create_dir(run.checkpoints().join(name)).unwrap();
         }
         let lock = run.lock().unwrap();

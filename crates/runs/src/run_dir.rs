@@ -12,7 +12,7 @@ use std::time::SystemTime;
 use bellows_exit::{Coded, Exit};
 
 use crate::atomic::sweep_siblings;
-use crate::checkpoints::Version;
+use crate::checkpoints::{Version, set_aside_for};
 use crate::lock::{LOCK, LockError, RunLock, holder_of};
 use crate::store::{DiskStore, Store, StoreError, create_dir_all_synced};
 
@@ -214,11 +214,11 @@ pub fn find_latest_run(project: &Path) -> Option<PathBuf> {
     runs.filter_map(|run| Some((last_saved(&run)?, run))).max().map(|(_, run)| run)
 }
 
-/// When an entry of the run's checkpoints directory last changed, if there is a checkpoint in it.
+/// When an entry of the run's checkpoints directory last changed, if there is a checkpoint in it, or one that was found damaged.
 fn last_saved(run: &Path) -> Option<SystemTime> {
     let checkpoints = run.join(CHECKPOINTS);
     let names = DiskStore.list(&checkpoints).ok()?;
-    names.iter().find_map(|name| Version::parse(name))?;
+    names.iter().find(|name| Version::parse(name).is_some() || set_aside_for(name).is_some())?;
     fs::metadata(checkpoints).ok()?.modified().ok()
 }
 
@@ -283,6 +283,9 @@ mod tests {
         fs::rename(new.checkpoints().join("step-000000005"), new.checkpoints().join("step-000000005.abandoned")).unwrap();
         assert_eq!(find_latest_run(dir.path()).as_deref(), Some(old.path()));
         assert!(never.path().is_dir());
+        // One whose checkpoints were all found damaged: it is refused again, and not passed over for another.
+        fs::rename(old.checkpoints().join("step-000000005"), old.checkpoints().join("step-000000005.bad-checksum")).unwrap();
+        assert_eq!(find_latest_run(dir.path()).as_deref(), Some(old.path()));
     }
 
     #[test]

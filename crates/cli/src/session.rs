@@ -168,6 +168,8 @@ impl Session {
                 None => RunDir::create(Path::new(project), name, exist_ok)?,
             };
             let (lock, mine) = (dir.lock()?, dir.clone());
+            // Somebody may have deleted the weights of a run that is to go on.
+            dir.make_folders()?;
             Ok((dir, move || mine.withdraw(lock)))
         })?;
         pulse::run(dir.path(), &dir.heartbeat());

@@ -58,9 +58,17 @@ impl RunDir {
     /// (a caller that then starts from step 0 must `abandon_after(None)` the old checkpoints).
     pub fn create(project: &Path, name: &str, exist_ok: bool) -> Result<Self, RunDirError> {
         let run = Self { path: results_dir(project, name, exist_ok)? };
-        create_dir_all_synced(&run.checkpoints())?;
-        create_dir_all_synced(&run.weights())?;
+        run.make_folders()?;
         Ok(run)
+    }
+
+    /// Makes those of its sub-directories that are not there, as in a run of which somebody has deleted the weights.
+    ///
+    /// # Errors
+    /// A folder that cannot be made.
+    pub fn make_folders(&self) -> Result<(), RunDirError> {
+        create_dir_all_synced(&self.checkpoints())?;
+        Ok(create_dir_all_synced(&self.weights())?)
     }
 
     /// A run directory made earlier.
@@ -286,6 +294,16 @@ mod tests {
         // One whose checkpoints were all found damaged: it is refused again, and not passed over for another.
         fs::rename(old.checkpoints().join("step-000000005"), old.checkpoints().join("step-000000005.bad-checksum")).unwrap();
         assert_eq!(find_latest_run(dir.path()).as_deref(), Some(old.path()));
+    }
+
+    #[test]
+    fn folders_that_were_deleted_are_made_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let run = RunDir::create(dir.path(), "train", false).unwrap();
+        fs::remove_dir(run.weights()).unwrap();
+        fs::write(run.checkpoints().join("kept"), b"").unwrap();
+        run.make_folders().unwrap();
+        assert!(run.weights().is_dir() && run.checkpoints().join("kept").exists());
     }
 
     #[test]

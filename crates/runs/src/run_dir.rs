@@ -79,6 +79,9 @@ impl RunDir {
 
     /// Takes the run for this process, and removes the half-written files that killed ones left in it and in its directories. Hold it for as long as
     /// anything in the directory may change.
+    ///
+    /// # Errors
+    /// Another process has it; something in it is a link; the lock cannot be opened, locked or written.
     pub fn lock(&self) -> Result<RunLock, LockError> {
         let lock = RunLock::acquire(&self.path)?;
         sweep_siblings(&self.path);
@@ -306,6 +309,31 @@ mod tests {
         assert!(run.weights().is_dir() && run.checkpoints().join("kept").exists());
     }
 
+    /// A run directory may be a stranger's: nothing in it leads a write elsewhere.
+    #[cfg(unix)]
+    #[test]
+    fn a_run_with_a_link_in_it_is_refused_and_nothing_behind_it_is_touched() {
+        let dir = tempfile::tempdir().unwrap();
+        let (outside, mine) = (dir.path().join("outside"), dir.path().join("mine.txt"));
+        fs::create_dir(&outside).unwrap();
+        fs::write(&mine, b"of years").unwrap();
+        let gone = dir.path().join("gone");
+        let links =
+            [("run.lock", &mine), ("heartbeat.json", &mine), ("events.jsonl", &mine), ("results.csv", &gone), ("tensorboard", &outside)];
+        for (name, target) in links {
+            let run = RunDir::create(dir.path(), "train", false).unwrap();
+            std::os::unix::fs::symlink(target, run.path().join(name)).unwrap();
+            let error = run.lock().unwrap_err();
+            assert!(matches!(&error, LockError::Link { path } if *path == run.path().join(name)), "{error:?}");
+            assert!(error.to_string().contains(&format!("{name} is a link")), "{error}");
+        }
+        let weights = RunDir::create(dir.path(), "train", false).unwrap().weights();
+        fs::remove_dir(&weights).unwrap();
+        std::os::unix::fs::symlink(&outside, &weights).unwrap();
+        assert!(matches!(RunDir::at(weights.parent().unwrap()).lock(), Err(LockError::Link { .. })));
+        assert!(fs::read(&mine).unwrap() == b"of years" && !gone.exists());
+    }
+
     #[test]
     fn a_run_is_known_by_its_parts() {
         let parts = ["", "/weights", "/weights/last.pt", "/weights/best.safetensors", "/checkpoints", "/checkpoints/step-000000005"];
@@ -366,19 +394,15 @@ mod tests {
             fs::write(folder.join(".best.safetensors.tmp-0-1-0"), b"half").unwrap();
             fs::write(folder.join("best.safetensors"), b"whole").unwrap();
         }
-        // Of a run that is in a run, and of a stranger's folder behind a link, nothing is touched.
-        let (inner, outside) = (adapter.join("inner"), dir.path().join("outside"));
-        for folder in [&inner, &outside] {
-            fs::create_dir(folder).unwrap();
-            fs::write(folder.join(".other.tmp-0-1-0"), b"half").unwrap();
-        }
-        #[cfg(unix)]
-        std::os::unix::fs::symlink(&outside, run.path().join("link")).unwrap();
+        // Of a run that is in a run nothing is touched.
+        let inner = adapter.join("inner");
+        fs::create_dir(&inner).unwrap();
+        fs::write(inner.join(".other.tmp-0-1-0"), b"half").unwrap();
         let _lock = run.lock().unwrap();
         for folder in folders {
             assert!(!folder.join(".best.safetensors.tmp-0-1-0").exists(), "{}", folder.display());
             assert!(folder.join("best.safetensors").exists(), "{}", folder.display());
         }
-        assert!(inner.join(".other.tmp-0-1-0").exists() && outside.join(".other.tmp-0-1-0").exists());
+        assert!(inner.join(".other.tmp-0-1-0").exists());
     }
 }

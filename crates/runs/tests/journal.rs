@@ -359,6 +359,36 @@ fn the_next_process_writes_what_this_one_could_not() {
     assert_eq!(std::fs::read(run.path().join("labels.jpg")).unwrap(), [4]);
 }
 
+/// Whoever can write a checkpoint can seal it: a run that comes from somebody else wants no file written outside of it.
+#[test]
+fn a_checkpoint_has_no_file_written_outside_of_its_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let (run, mut journal) = started(dir.path());
+    std::fs::create_dir_all(run.path().join("in/it")).unwrap();
+    let outside = dir.path().join("outside");
+    let forged = |path: &str| {
+        let info = serde_json::json!({ "unwritten": { path: "unwritten-0" } });
+        let members = [("unwritten-0".to_owned(), b"forged".to_vec())].into();
+        Checkpoint { path: run.checkpoints(), step: 5, info: info.as_object().unwrap().clone(), members }
+    };
+    for path in [outside.to_str().unwrap(), "../outside", "weights/../../outside", "./../outside", "..", "in/it/deep", ""] {
+        let checkpoint = forged(path);
+        assert_eq!(Journal::foreign_file(&checkpoint), Some(path));
+        journal.go_on(&checkpoint);
+        journal.reopen(&checkpoint);
+    }
+    let step = serde_json::json!({ "../outside": 5, "weights/best.bin": 5 });
+    let of_step = Checkpoint { info: [("unwritten".to_owned(), step)].into_iter().collect(), ..forged("a.jpg") };
+    assert_eq!(Journal::foreign_file(&of_step), Some("../outside"));
+    assert_eq!(Journal::unwritten(&of_step), [(5, vec![BEST.to_owned()])].into());
+    assert!(!outside.exists() && !run.path().join("in/it/deep").exists());
+    for path in ["a.jpg", BEST] {
+        assert_eq!(Journal::foreign_file(&forged(path)), None);
+        journal.reopen(&forged(path));
+        assert_eq!(std::fs::read(run.path().join(path)).unwrap(), b"forged");
+    }
+}
+
 fn clear_files(paths: &[std::path::PathBuf]) {
     paths.iter().for_each(|path| std::fs::remove_file(path).unwrap());
 }

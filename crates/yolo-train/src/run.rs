@@ -49,7 +49,7 @@ pub(crate) struct TrainArgs {
 pub(crate) fn train(args: &TrainArgs, signals: &Signals) -> Result<(), Failure> {
     let mut session = Session::begin("yolo-train", signals, args.tui)?;
     let Settled { mut config, notes, resumed, ranks } = settle(args)?;
-    if session.is_left_to_others(&Keeping::of(&config, args.background, ranks)?, &config.project)? {
+    if session.is_left_to_others(&Keeping::of(&config, args.background, ranks)?, resumed.as_deref(), &config.project)? {
         return Ok(());
     }
     say(&format!("Bellows {} · YOLOv8 · {}", env!("CARGO_PKG_VERSION"), config.data));

@@ -38,7 +38,7 @@ fn mistakes_get_one_sentence_and_code_2() {
     std::fs::write(dir.path().join("bad.yaml"), "epoch: 3\n").unwrap();
     std::fs::write(dir.path().join("nonames.yaml"), "train: images\nval: images\n").unwrap();
     std::fs::write(dir.path().join("notweights.pt"), "hello").unwrap();
-    let cases: [(&[&str], &[&str]); 15] = [
+    let cases: [(&[&str], &[&str]); 16] = [
         (&[], &["--data"]),
         (&["--data", "nowhere.yaml"], &["nowhere.yaml: there is no such file or folder"]),
         (&["--data", "nonames.yaml"], &["nonames.yaml", "names"]),
@@ -53,6 +53,7 @@ fn mistakes_get_one_sentence_and_code_2() {
         (&["--data", "tiny.yaml", "--device", "gpu9"], &["gpu9"]),
         (&["--data", "tiny.yaml", "--model", "notweights.pt"], &["notweights.pt"]),
         (&["--resume"], &["no run"]),
+        (&["--resume", "runs/detect/none", "--config", "none.yaml"], &["none.yaml: there is no such file or folder"]),
         (&["--data", "tiny.yaml", "--tui"], &["--tui needs a terminal"]),
     ];
     for (args, words) in cases {

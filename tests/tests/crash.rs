@@ -80,6 +80,20 @@ fn a_signal_stops_cleanly_and_two_processes_cannot_share_a_run() {
     assert!(error.contains("--lr0"), "{error}");
 }
 
+/// The reader of a log is gone, or the terminal: what there is to say of a damaged checkpoint is said to nobody.
+#[test]
+fn words_that_nobody_hears_end_no_run() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_data(dir.path());
+    assert!(start(dir.path(), "w").wait().unwrap().success());
+    let run = dir.path().join("runs/detect/w");
+    std::fs::write(checkpoints(&run).pop().unwrap().join("weights.safetensors"), "damaged").unwrap();
+    let mut again = yolo_train(dir.path(), &["--resume", run.to_str().unwrap()]);
+    let mut child = again.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(child.stderr.take());
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+}
+
 #[test]
 fn the_run_directory_is_complete() {
     let dir = tempfile::tempdir().unwrap();

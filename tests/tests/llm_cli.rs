@@ -266,6 +266,7 @@ fn mistakes_get_one_sentence_and_code_2() {
         (&["--config", "tiny.yaml", "--max-seq-length", "3"], &["no example is left to train on: 14 without a learnt token in the 3"]),
         (&["--config", "tiny.yaml", "--tui"], &["--tui needs a terminal"]),
         (&["--resume"], &["no run"]),
+        (&["--resume", "runs/sft/none", "--config", "none.yaml"], &["--config none.yaml: there is no such file", "tiny"]),
     ];
     for (args, words) in cases {
         let (_, error) = expect_code(&mut llm_finetune(dir.path(), args), 2);

@@ -55,13 +55,22 @@ fn child_of(parent: u32) -> Option<u32> {
     ids.into_iter().find(|&id| state(id).is_some_and(|(state, of)| state != "Z" && of == parent))
 }
 
+/// Whether this process, and so whatever it starts, ignores SIGHUP, as under `nohup`.
+#[cfg(target_os = "linux")]
+fn is_deaf_to_hangups() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap();
+    u64::from_str_radix(ignored.trim(), 16).unwrap() & 1 == 1
+}
+
 /// A probe that hangs would be waited for, and the processor taken instead.
 #[cfg(target_os = "linux")]
 #[test]
 fn in_the_probe_it_ends_the_program_and_the_probe() {
     let dir = tempfile::tempdir().unwrap();
     tiny_data(dir.path());
-    for (name, code) in [("INT", 130), ("TERM", 143)] {
+    let signals = [("INT", 130), ("TERM", 143), ("HUP", 129)];
+    for (name, code) in signals.into_iter().take(if is_deaf_to_hangups() { 2 } else { 3 }) {
         let args = ["--data", "tiny.yaml", "--device", "auto"];
         let mut child = start(yolo_train(dir.path(), &args).env("BELLOWS_PROBE_FAULT", "hang:enumerate"));
         let id = child.id();
@@ -140,6 +149,41 @@ fn a_second_one_does_not_wait_for_the_step() {
     read_until(&mut BufReader::new(resumed.stdout.take().unwrap()), "going on at epoch 1");
     resumed.kill().unwrap();
     resumed.wait().unwrap();
+}
+
+/// A terminal that goes says so more than once, which is no second signal; where whoever started the run has it outlive the terminal, it is none at all.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_terminal_that_goes_ends_it_after_the_step() {
+    if is_deaf_to_hangups() {
+        return eprintln!("skipped: these tests run where nobody hears of a terminal that goes");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    tiny_data(dir.path());
+    let train = |name: &str| {
+        let args = ["--data", "tiny.yaml", "--name", name, "--imgsz", "640", "--batch", "11", "--epochs", "50", "--plots", "false"];
+        (yolo_train(dir.path(), &args), dir.path().join("runs/detect").join(name))
+    };
+    let (mut command, run) = train("hears");
+    let mut child = start(&mut command);
+    wait_for("the first checkpoint", &mut child, || !checkpoints(&run).is_empty());
+    signal(&child, "HUP");
+    let mut errors = BufReader::new(child.stderr.take().unwrap());
+    read_until(&mut errors, "stopping after this step");
+    signal(&child, "HUP");
+    ended(child, 0);
+    let last = |run: &Path| std::fs::read_to_string(run.join("events.jsonl")).unwrap().lines().last().unwrap().to_string();
+    assert!(last(&run).contains("\"stop\""), "{}", last(&run));
+
+    let (command, run) = train("outlives");
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "trap '' HUP; exec \"$0\" \"$@\""]).arg(command.get_program()).args(command.get_args());
+    let mut child = start(shell.current_dir(dir.path()).env("XDG_CACHE_HOME", dir.path().join("cache")).stdin(Stdio::null()));
+    wait_for("the first checkpoint", &mut child, || !checkpoints(&run).is_empty());
+    signal(&child, "HUP");
+    signal(&child, "TERM");
+    let (_, error) = ended(child, 0);
+    assert_eq!(error.matches("stopping after this step").count(), 1, "{error}");
 }
 
 /// On a dashboard's screen: what is left of it after the program is the user's own terminal. `script` lends one.

@@ -379,3 +379,23 @@ fn a_run_in_the_background_outlives_who_started_it() {
     let left: Vec<_> = std::fs::read_dir(dir.path().join("runs/detect")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(left, ["v"], "nothing else is left");
 }
+
+/// Its settings may have come with it from somewhere else, or from somebody else.
+#[test]
+fn what_a_resumed_run_says_in_the_background_begins_beside_it() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_data(dir.path());
+    expect_code(&mut yolo_train(dir.path(), &["--data", "tiny.yaml", "--name", "v", "--epochs", "1", "--plots", "false"]), 0);
+    let (run, elsewhere) = (run_of(dir.path(), "v"), dir.path().join("elsewhere"));
+    let config = std::fs::read_to_string(run.join("config.yaml")).unwrap();
+    assert!(config.contains("\nproject: \"runs/detect\"\n"), "{config}");
+    let moved = config.replace("\"runs/detect\"", &format!("\"{}\"", elsewhere.display()));
+    std::fs::write(run.join("config.yaml"), moved).unwrap();
+    expect_code(&mut yolo_train(dir.path(), &["--resume", run.to_str().unwrap(), "--detach"]), 0);
+    let asked = Instant::now();
+    while bellows_runs::RunDir::at(&run).holder().is_some() {
+        assert!(asked.elapsed() < Duration::from_secs(120), "it never ended");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(!elsewhere.exists() && run.join("console.log").exists());
+}

@@ -42,6 +42,22 @@ fn what_a_run_could_not_write_its_next_process_does() {
     assert_eq!(std::fs::read_to_string(run.join("results.csv")).unwrap().lines().count(), 2);
 }
 
+/// Somebody has deleted the weights to save space: the run makes their folder again, and they are as they would have been.
+#[test]
+fn a_run_whose_weights_were_deleted_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_data(dir.path());
+    let run = dir.path().join("runs/detect/d");
+    expect_code(&mut train(dir.path(), "d", &["--epochs", "2", "--plots", "false"]), 0);
+    let whole = ending(&run);
+    // After the first epoch.
+    Checkpoints::open(run.join("checkpoints")).unwrap().abandon_after(Some(3)).unwrap();
+    std::fs::remove_dir_all(run.join("weights")).unwrap();
+    let (out, _) = expect_code(&mut yolo_train(dir.path(), &["--resume", run.to_str().unwrap()]), 0);
+    assert!(out.contains("going on at epoch 2"), "{out}");
+    assert!(ending(&run) == whole);
+}
+
 #[test]
 fn settings_of_a_new_run_do_not_stand_beside_checkpoints_of_the_one_before() {
     let dir = tempfile::tempdir().unwrap();

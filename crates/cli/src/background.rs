@@ -52,7 +52,7 @@ pub(crate) fn start(program: &str, project: &Path, signals: &Signals) -> Result<
     let words = std::env::args_os().skip(1).chain(in_background(&log));
     let command = &mut Command::new(exe);
     let mut child = command.args(words).stdin(Stdio::null()).stdout(out).stderr(file).spawn().context(Exit::Failed, STARTING)?;
-    signals.pass_on(child.id());
+    signals.pass_on_to_background(child.id());
     let mut shown = File::open(&log).context(Exit::Failed, log.display())?;
     loop {
         // In this order: what was said before the end, or before training, is shown.
@@ -66,7 +66,7 @@ pub(crate) fn start(program: &str, project: &Path, signals: &Signals) -> Result<
             fs::remove_file(&log).ok();
             return match status.code() {
                 Some(0) => Ok(()),
-                Some(code @ (130 | 143)) => quit(code),
+                Some(code @ (129 | 130 | 143)) => quit(code),
                 code => Err(Ended { code: code.unwrap_or(-1) }.into()),
             };
         }

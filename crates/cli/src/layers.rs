@@ -37,37 +37,67 @@ pub fn yaml_text(origin: &str, text: &str) -> Result<Layer, Failure> {
 }
 
 /// A run that is to go on.
+#[derive(Debug)]
 pub struct Resumed {
     /// Its directory.
     pub dir: PathBuf,
-    /// The settings it was begun with, and the flags.
-    pub layers: [Layer; 2],
-    /// With how many ranks it goes on, where a flag says so.
+    /// The settings it was begun with, below what is said now.
+    pub layers: Vec<Layer>,
+    /// With how many ranks it goes on, where that is said.
     pub ranks: Option<usize>,
 }
 
-/// `--resume`: the run's directory (`which` or what it is a part of, or the newest under `--project`) with the settings it was begun with, below the flags.
+/// What a supervisor does: a run that is gone on with without one goes on without these.
+const OF_A_SUPERVISOR: [&str; 2] = ["fallback", "elastic"];
+
+/// `--resume`: the run's directory (`which` or what it is a part of, or the newest under `--project`) with the settings it was begun with, below those of
+/// `file` (`--config`) and the flags, which are held to the same: what is as the run was begun may be said again.
 ///
 /// # Errors
-/// No run, no `config.yaml`, or a flag that is not one of `may_change`, as [`Usage`].
-pub fn resumed(which: Option<&Path>, flags: &Layer, project: &str, may_change: &[&str]) -> Result<Resumed, Failure> {
-    let mut flags = flags.clone();
+/// No run, no `config.yaml`, or another value of a setting that is not one of `may_change`, as [`Usage`].
+pub fn resumed(which: Option<&Path>, file: Option<Layer>, flags: &Layer, project: &str, may_change: &[&str]) -> Result<Resumed, Failure> {
+    let mut said: Vec<Layer> = file.into_iter().chain([flags.clone()]).collect();
     // The setting is what a batch is made of, which stays; how many processes make it may change.
-    let ranks = flags.values.shift_remove("ranks");
+    let ranks = take(&mut said, "ranks");
     let ranks =
         ranks.map(|ranks| ranks.as_u64().filter(|&ranks| ranks > 0).ok_or_else(|| Usage(format!("ranks {ranks} is no number from 1 up"))));
     let ranks = ranks.transpose()?.and_then(|ranks| usize::try_from(ranks).ok());
-    let typed = flags.values.shift_remove("project");
+    let typed = take(&mut said, "project");
     let project = typed.as_ref().and_then(Value::as_str).unwrap_or(project);
     let latest = || find_latest_run(Path::new(project)).ok_or_else(|| Usage(format!("--resume: no run with checkpoints under {project}")));
     let dir = which.map_or_else(latest, |part| Ok(run_of(part).to_owned()))?;
-    let file = dir.join(CONFIG);
-    if let Some(key) = flags.values.keys().find(|key| !may_change.contains(&key.as_str())) {
-        return Err(Usage(format!("--{key} cannot change when a run is resumed; it stands in {}", file.display())).into());
-    }
-    let mut begun = yaml_layer(&file)?;
+    let config = dir.join(CONFIG);
+    let mut begun = yaml_layer(&config)?;
     begun.values.remove("command");
-    Ok(Resumed { dir, layers: [begun, flags], ranks })
+    let may_change = |key: &String| may_change.contains(&key.replace('-', "_").as_str());
+    for layer in &mut said {
+        // So that the command which began a run goes on with it when `--resume` is put behind it.
+        let as_begun = |key: &String, value: &Value| begun.values.get(&key.replace('-', "_")).is_some_and(|begun| same(begun, value));
+        layer.values.retain(|key, value| may_change(key) || !as_begun(key, value));
+        if let Some((key, _)) = layer.values.iter().find(|(key, value)| !value.is_null() && !may_change(key)) {
+            let what = if layer.origin == flags.origin { format!("--{key}") } else { format!("{}: `{key}`", layer.origin) };
+            return Err(Usage(format!("{what} cannot change when a run is resumed; it stands in {}", config.display())).into());
+        }
+    }
+    if said.iter().rev().find_map(|layer| layer.values.get("supervise")?.as_bool()) == Some(false) {
+        OF_A_SUPERVISOR.iter().for_each(|setting| drop(begun.values.shift_remove(*setting)));
+    }
+    said.insert(0, begun);
+    Ok(Resumed { dir, layers: said, ranks })
+}
+
+/// Whether two values are one, however a number is written.
+fn same(a: &Value, b: &Value) -> bool {
+    a == b || a.as_f64().zip(b.as_f64()).is_some_and(|(a, b)| a == b)
+}
+
+/// Takes a setting out of all layers; its value is that of the last one that has it.
+fn take(layers: &mut [Layer], setting: &str) -> Option<Value> {
+    let mut last = None;
+    for layer in layers {
+        last = layer.values.shift_remove(setting).filter(|value| !value.is_null()).or(last);
+    }
+    last
 }
 
 /// Writes `config.yaml`: every resolved setting, in the order of the table, and the command line as typed.
@@ -88,7 +118,62 @@ pub(crate) fn record_settings(dir: &Path, command: &str, table: &[Setting], conf
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
+    use serde_json::json;
+
     use super::*;
+
+    /// The folder of a run that was begun with these settings.
+    fn run(settings: &str) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join(CONFIG), format!("command: yolo-train\n{settings}")).unwrap();
+        dir
+    }
+
+    fn go_on(run: &Path, file: Option<&str>, flags: Value) -> Result<Resumed, Failure> {
+        let file = file.map(|text| yaml_text("a.yaml", text)).transpose()?;
+        let flags = Layer { origin: "command line".into(), values: flags.as_object().cloned().unwrap_or_default() };
+        resumed(Some(run), file, &flags, "runs", &["supervise", "fallback", "elastic", "workers", "save_period"])
+    }
+
+    fn values(resumed: &Resumed) -> Vec<Value> {
+        resumed.layers.iter().map(|layer| layer.values.clone().into()).collect()
+    }
+
+    #[test]
+    fn a_file_beside_resume_is_held_to_what_flags_are() {
+        let run = run("lr0: 0.01\nworkers: 8\n");
+        let on = go_on(run.path(), Some("workers: 4\nsave-period: 2\nranks: 3\nlr0: null\n"), json!({ "workers": 2 })).unwrap();
+        let begun = json!({ "lr0": 0.01, "workers": 8 });
+        assert_eq!(values(&on), [begun, json!({ "workers": 4, "save-period": 2, "lr0": null }), json!({ "workers": 2 })]);
+        assert_eq!(on.ranks, Some(3));
+        assert_eq!(go_on(run.path(), Some("ranks: 3"), json!({ "ranks": 2 })).unwrap().ranks, Some(2), "flags win");
+        let stands = format!("cannot change when a run is resumed; it stands in {}", run.path().join(CONFIG).display());
+        let refused = |file, flags| go_on(run.path(), file, flags).unwrap_err().to_string();
+        assert_eq!(refused(Some("workers: 4\nlr0: 0.02\n"), json!({})), format!("a.yaml: `lr0` {stands}"));
+        assert_eq!(refused(None, json!({ "lr0": 0.02 })), format!("--lr0 {stands}"));
+        assert_eq!(refused(None, json!({ "close-mosaic": 3 })), format!("--close-mosaic {stands}"), "nothing is known of it");
+    }
+
+    #[test]
+    fn what_is_as_it_was_may_be_said_again() {
+        let run = run("lr0: 1.0\nclose_mosaic: 3\nworkers: 8\n");
+        let on = go_on(run.path(), Some("lr0: 1\nworkers: 4\n"), json!({ "close-mosaic": 3, "workers": 8 })).unwrap();
+        let begun = json!({ "lr0": 1.0, "close_mosaic": 3, "workers": 8 });
+        assert_eq!(values(&on), [begun, json!({ "workers": 4 }), json!({ "workers": 8 })], "the flag still wins over the file");
+    }
+
+    #[test]
+    fn a_run_goes_on_without_its_supervisor_and_what_that_does() {
+        let run = run("supervise: true\nfallback: cpu\nelastic: true\n");
+        let without = json!({ "supervise": false });
+        assert_eq!(values(&go_on(run.path(), None, without.clone()).unwrap()), [json!({ "supervise": true }), without.clone()]);
+        let of_file = go_on(run.path(), Some("supervise: false"), json!({})).unwrap();
+        assert_eq!(values(&of_file), [json!({ "supervise": true }), without.clone(), json!({})]);
+        let with = go_on(run.path(), Some("supervise: false"), json!({ "supervise": true })).unwrap();
+        assert_eq!(values(&with)[0], json!({ "supervise": true, "fallback": "cpu", "elastic": true }));
+    }
 
     #[test]
     fn a_file_that_is_no_yaml_is_named_with_its_line_once() {

@@ -74,5 +74,7 @@ pub fn program(run: impl FnOnce(&Signals) -> Result<(), Failure>) -> ExitCode {
 fn log_to_stderr() {
     let filter = tracing_subscriber::EnvFilter::try_from_env("BELLOWS_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn,bellows_learner=error,bellows_device=error"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).without_time().init();
+    // What cannot be written to a terminal that is gone is not written there a second time, which would be a panic.
+    let logs = tracing_subscriber::fmt().log_internal_errors(false);
+    logs.with_env_filter(filter).with_writer(std::io::stderr).with_target(false).without_time().init();
 }

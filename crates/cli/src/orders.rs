@@ -61,8 +61,8 @@ impl Orders {
         Ok(write_atomic(&Self::file(&self.folder), &text)?)
     }
 
-    /// Puts them into what was typed: `resume`, and the flags.
-    fn put_into(&self, resume: &mut Option<Option<PathBuf>>, flags: &mut Layer) {
+    /// Puts them into what was typed: `resume`, the file or preset of settings, and the flags.
+    fn put_into<C>(&self, resume: &mut Option<Option<PathBuf>>, config: &mut Option<C>, flags: &mut Layer) {
         let was_resumed = resume.is_some();
         let mut set = |key: &str, value: Value| drop(flags.values.insert(key.into(), value));
         match &self.run {
@@ -71,6 +71,7 @@ impl Orders {
                 // Those of a new run stand in its config.yaml.
                 if !was_resumed {
                     flags.values.clear();
+                    *config = None;
                 }
             }
             // It died before its first checkpoint: its directory is used again.
@@ -126,9 +127,9 @@ pub(crate) fn left(ranks: impl IntoIterator<Item = usize>, without: &[usize]) ->
 }
 
 /// Puts a supervisor's orders into what was typed, if this process is supervised.
-pub fn obey(resume: &mut Option<Option<PathBuf>>, flags: &mut Layer) {
+pub fn obey<C>(resume: &mut Option<Option<PathBuf>>, config: &mut Option<C>, flags: &mut Layer) {
     if let Some(orders) = orders() {
-        orders.put_into(resume, flags);
+        orders.put_into(resume, config, flags);
     }
 }
 
@@ -140,8 +141,9 @@ mod tests {
 
     fn typed(orders: &Orders, resume: Option<Option<PathBuf>>) -> (Option<Option<PathBuf>>, Value) {
         let values = json!({ "epochs": 3, "name": "a" }).as_object().unwrap().clone();
-        let (mut resume, mut flags) = (resume, Layer { origin: "command line".into(), values });
-        orders.put_into(&mut resume, &mut flags);
+        let (mut resume, mut config, mut flags) = (resume, Some("a.yaml"), Layer { origin: "command line".into(), values });
+        orders.put_into(&mut resume, &mut config, &mut flags);
+        assert_eq!(config.is_some(), flags.values.contains_key("epochs"), "a file is as the flags are");
         (resume, flags.values.into())
     }
 

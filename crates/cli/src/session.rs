@@ -91,11 +91,12 @@ impl Session {
     }
 
     /// Whether other processes did the work, and this one has only kept them. Else it is this one's: its threads are set up, from here on
-    /// it gives signs of life, and the other ranks have been met. `project` is where the words of a run in the background begin.
+    /// it gives signs of life, and the other ranks have been met. The words of a run in the background begin in `project`, or beside the run that is
+    /// `resumed`, whose settings may name a place on another machine.
     ///
     /// # Errors
     /// A dashboard of a run that another process trains, as [`Usage`]; the end of a supervised run that did not end well; ranks that do not come.
-    pub fn is_left_to_others(&mut self, keeping: &Keeping, project: &str) -> Result<bool, Failure> {
+    pub fn is_left_to_others(&mut self, keeping: &Keeping, resumed: Option<&Path>, project: &str) -> Result<bool, Failure> {
         if self.tui && (keeping.background || keeping.supervise) {
             return Err(Usage("--tui shows the run of its own process: leave out --supervise and --detach, or --tui".into()).into());
         }
@@ -110,7 +111,7 @@ impl Session {
             .into());
         }
         if keeping.background && orders::background().is_none() && !place::is_started() {
-            background::start(self.program, Path::new(project), &self.signals)?;
+            background::start(self.program, resumed.and_then(Path::parent).unwrap_or(Path::new(project)), &self.signals)?;
             return Ok(true);
         }
         leave_terminal();
@@ -168,6 +169,8 @@ impl Session {
                 None => RunDir::create(Path::new(project), name, exist_ok)?,
             };
             let (lock, mine) = (dir.lock()?, dir.clone());
+            // Somebody may have deleted the weights of a run that is to go on.
+            dir.make_folders()?;
             Ok((dir, move || mine.withdraw(lock)))
         })?;
         pulse::run(dir.path(), &dir.heartbeat());

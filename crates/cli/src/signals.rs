@@ -1,5 +1,5 @@
-//! SIGINT and SIGTERM, from a program's first moment to its last. What the first one does depends on what it would cost; the second ends the
-//! process at once, always.
+//! SIGINT and SIGTERM, and SIGHUP when the terminal goes, from a program's first moment to its last. What the first one does depends on what it would
+//! cost; the second ends the process at once, unless it is SIGHUP: a terminal that goes is told of two or three times, and nobody asks twice by that.
 //!
 //! A thread of its own answers them, so the answer comes while the main thread is in a driver, a download or a decoder, and no signal falls
 //! between two looks at a flag. What the main thread takes from the disk before anything is at stake (a run directory, scratch files) it
@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bellows_exit::Exit;
-use signal_hook::consts::{SIGINT, SIGTERM, SIGXFSZ};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::iterator::Signals as Arriving;
 use signal_hook::low_level;
 
@@ -27,8 +27,8 @@ enum Phase {
     /// The step in progress: the first signal asks for the end after it. On a dashboard's screen there is no room for a word, and
     /// the second one gives that screen back.
     Training { silent: bool },
-    /// What this process, another one, has: every signal is passed on to it.
-    Another(u32),
+    /// What this process, another one, has: every signal is passed on to it; SIGHUP is not, if it `outlives` the terminal.
+    Another { pid: u32, outlives: bool },
     /// Nothing that could not be done again, as this sentence says how; whether some of it was done, and has failed.
     Closing { words: String, lacks: bool },
 }
@@ -39,6 +39,8 @@ type Undo = Box<dyn FnOnce() + Send>;
 struct State {
     phase: Phase,
     undo: Option<Undo>,
+    /// Somebody has asked for the end: the next time ends the process at once.
+    asked: bool,
 }
 
 /// The signals of this process. Clones are the same signals.
@@ -55,10 +57,11 @@ impl Signals {
     /// # Errors
     /// When the operating system refuses a handler or a thread.
     pub(crate) fn install() -> Result<Self, Failure> {
-        let state = State { phase: Phase::Before("stopped"), undo: None };
+        let state = State { phase: Phase::Before("stopped"), undo: None, asked: false };
         let signals = Self { stop: Arc::default(), incomplete: Arc::default(), state: Arc::new(Mutex::new(state)) };
         let installing = "installing signal handlers";
-        let mut arriving = Arriving::new([SIGINT, SIGTERM]).context(Exit::Failed, installing)?;
+        let answered = [SIGINT, SIGTERM].into_iter().chain(hears_the_terminal().then_some(SIGHUP));
+        let mut arriving = Arriving::new(answered).context(Exit::Failed, installing)?;
         // A file that outgrows `ulimit -f` is then an error of that write and not the end of the process.
         signal_hook::flag::register(SIGXFSZ, Arc::default()).context(Exit::Failed, installing)?;
         let answering = signals.clone();
@@ -90,7 +93,16 @@ impl Signals {
 
     /// From here on signals go to process `pid`, which knows what to do with them.
     pub(crate) fn pass_on(&self, pid: u32) {
-        self.state().phase = Phase::Another(pid);
+        self.pass(pid, false);
+    }
+
+    /// The same for a process in the background, which goes on when the terminal goes and this process with it.
+    pub(crate) fn pass_on_to_background(&self, pid: u32) {
+        self.pass(pid, true);
+    }
+
+    fn pass(&self, pid: u32, outlives: bool) {
+        self.state().phase = Phase::Another { pid, outlives };
         // One that came before there was anybody to tell.
         if self.stopped() {
             terminate(pid);
@@ -144,14 +156,16 @@ impl Signals {
     fn answer(&self, signal: i32) {
         // Held for the whole answer: the main thread goes into no other phase meanwhile.
         let mut state = self.state();
-        let again = self.stop.swap(true, Ordering::Relaxed);
+        self.stop.store(true, Ordering::Relaxed);
+        let again = signal != SIGHUP && std::mem::replace(&mut state.asked, true);
         match &state.phase {
             Phase::Before(words) => {
                 tell(words);
                 state.undo.take().into_iter().for_each(|undo| undo());
                 quit(128 + signal);
             }
-            Phase::Another(pid) => {
+            Phase::Another { outlives: true, .. } if signal == SIGHUP => quit(128 + signal),
+            Phase::Another { pid, .. } => {
                 send(*pid, signal);
             }
             Phase::Training { silent: true } if again => {
@@ -188,6 +202,19 @@ fn tell(words: &str) {
     note(&format!("{clear}{words}"));
 }
 
+/// Whether this process is to end when its terminal goes. Not where whoever started it has it live on (`nohup`), which is to be left as it is, and not
+/// where the system does not say so.
+fn hears_the_terminal() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    ignored(&status).is_some_and(|signals| signals & (1 << (SIGHUP - 1)) == 0)
+}
+
+/// The signals that a process ignores, a bit each from the first on, as Linux tells of it (proc(5)).
+fn ignored(status: &str) -> Option<u64> {
+    let bits = status.lines().find_map(|line| line.strip_prefix("SigIgn:"))?;
+    u64::from_str_radix(bits.trim(), 16).ok()
+}
+
 /// Asks a process to end; whether this system has a way to.
 pub(crate) fn terminate(pid: u32) -> bool {
     send(pid, SIGTERM)
@@ -209,4 +236,15 @@ fn send(pid: u32, signal: i32) -> bool {
 /// Without the handlers of `exit`, which may wait for a thread that hangs in a driver.
 pub(crate) fn quit(code: i32) -> ! {
     low_level::exit(code)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_knows_what_it_ignores() {
+        assert_eq!(ignored("Name:\tsh\nSigBlk:\t0000000000000001\nSigIgn:\t0000000000001001\nSigCgt:\t0000000000000000\n"), Some(0x1001));
+        assert_eq!([ignored("Name:\tsh\n"), ignored("SigIgn:\tnone\n")], [None; 2]);
+    }
 }

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use bellows_exit::{Coded, Exit};
+
 /// A failure inside a [`Task`](crate::Task): reading data, evaluating, exporting.
 pub type TaskError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -110,5 +112,21 @@ impl LearnError {
     pub fn task(what: impl Into<String>) -> impl FnOnce(TaskError) -> Self {
         let what = what.into();
         move |source| Self::Task { what, source }
+    }
+}
+
+/// What a task's own code fails at has happened while running, whatever it is.
+impl Coded for LearnError {
+    fn exit(&self) -> Exit {
+        match self {
+            Self::FinalSave(_) | Self::Unwritten(_) => Exit::FinalSave,
+            Self::Diverged { .. } => Exit::Diverged,
+            Self::Mismatch { .. } | Self::Unlike { .. } | Self::Config(_) => Exit::Usage,
+            Self::Exchange(error) => error.exit(),
+            Self::Load(error) => error.exit(),
+            Self::Store(error) => error.exit(),
+            Self::Lost { .. } | Self::Device(_) => Exit::Device,
+            Self::Task { .. } | Self::Save(_) | Self::Rank { .. } | Self::OutOfMemory { .. } | Self::NotFinite { .. } => Exit::Failed,
+        }
     }
 }

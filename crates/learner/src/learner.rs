@@ -235,7 +235,8 @@ impl<T: Task> Learner<T> {
     /// nothing when the run was stopped before it had one.
     ///
     /// # Errors
-    /// When checkpoints exist but none can be used, or are gone from a run that has trained: a run never silently starts again at 0.
+    /// When checkpoints exist but none can be used, or are gone from a run that has trained: a run never silently starts again at 0. A checkpoint that
+    /// wants a file written outside of its run.
     pub fn resume(&mut self) -> Result<(), LearnError> {
         let (mut set_aside, journal) = (Vec::new(), &self.run.journal);
         let checkpoint = self.run.ranks.checkpoint(|| {
@@ -244,6 +245,12 @@ impl<T: Task> Learner<T> {
             if latest.checkpoint.is_none() && journal.has_rows()? {
                 let run = journal.dir().path().display();
                 return Err(LearnError::Config(format!("{run} has trained, and no checkpoint is left to go on from: begin another run")));
+            }
+            if let Some(checkpoint) = &latest.checkpoint
+                && let Some(file) = Journal::foreign_file(checkpoint)
+            {
+                let reason = format!("it wants {file:?} written, which is no file of its run: no program of ours has made it");
+                return Err(LearnError::Mismatch { path: checkpoint.path.clone(), reason });
             }
             Ok(latest.checkpoint)
         })?;

@@ -14,7 +14,6 @@ mod discrete;
 mod ema;
 mod entry;
 mod error;
-mod exit;
 mod grads;
 mod host;
 mod identity;

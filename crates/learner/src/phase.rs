@@ -8,6 +8,9 @@ const TIMES_THE_MEDIAN: f64 = 10.0;
 /// So many of the last steps.
 const STEPS: usize = 31;
 
+/// The longest limit in seconds, some thirty years: whoever asks for more means "never", and clocks cannot count as far as numbers go.
+const NEVER: f64 = 1e9;
+
 /// What a process that trains is busy with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
@@ -75,7 +78,7 @@ impl Limits {
             if !(seconds.is_finite() && seconds > 0.0) {
                 return Err(format!("heartbeat {name}={seconds} is not above 0"));
             }
-            limits.0[phase] = seconds;
+            limits.0[phase] = seconds.min(NEVER);
         }
         Ok(limits)
     }
@@ -118,6 +121,8 @@ impl Pace {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
@@ -140,5 +145,7 @@ mod tests {
         for seconds in [0.0, -1.0, f64::NAN, f64::INFINITY] {
             assert!(of("step", seconds).is_err());
         }
+        let never = of("start", 1e20).unwrap().seconds(Phase::Start);
+        assert_eq!(Duration::from_secs_f64(never), Duration::from_secs(1_000_000_000), "as long as a clock counts");
     }
 }

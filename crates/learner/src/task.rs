@@ -68,7 +68,8 @@ impl StepOutput<()> {
     }
 }
 
-/// A file for the run directory: its path within it, and its contents. The journal writes it, warns if it cannot, and tries again.
+/// A file for the run directory, in it or in one of its folders: its path within it, and its contents. The journal writes it, warns if it cannot, and
+/// tries again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunFile {
     /// `results.png`, `weights/best.safetensors`.

@@ -130,8 +130,8 @@ fn without_saving_the_best_and_the_last_weights_are_there() {
     assert_eq!(session.state().counters.best.unwrap().1, 0);
     let weights = |name: &str| std::fs::read_to_string(dir.path().join("run/weights").join(name)).unwrap();
     assert!(weights("best.safetensors").starts_with("0 ") && weights("last.safetensors").starts_with("3 "));
-    let steps = bellows_runs::Checkpoints::open(dir.path().join("run/checkpoints")).unwrap().steps().unwrap();
-    assert_eq!(steps.len(), 2, "the first and the last: {steps:?}");
+    let saved: Vec<_> = std::fs::read_dir(dir.path().join("run/checkpoints")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(saved.len(), 2, "the first and the last: {saved:?}");
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 
 use crate::toy::{self, BATCHES, EPOCHS, Poison, StopAfter, Toy, config, data, ending, learner, no_poison};
 use bellows_learner::{Identity, LearnError, Learner, LearnerConfig, OptimizerKind, Outcome};
-use bellows_runs::RunDir;
+use bellows_runs::{Checkpoints, Member, RunDir};
 use burn::tensor::Device;
 
 fn uninterrupted(config: LearnerConfig, poison: Poison) -> toy::Ending {
@@ -100,6 +100,29 @@ fn a_finished_run_has_nothing_to_do_and_another_model_is_refused() {
     let mut other = Learner::new(Toy::default(), toy::net(&Device::flex()), &Device::flex(), config(), run, identity).unwrap();
     let error = other.resume().unwrap_err();
     assert!(matches!(error, LearnError::Mismatch { .. }) && error.to_string().contains("the model has changed"), "{error}");
+}
+
+/// Whoever makes a run directory can seal what stands in it, also in one of a run that is over.
+#[test]
+fn a_run_that_would_write_outside_of_its_directory_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    learner(dir.path(), config(), no_poison).fit(&data()).unwrap();
+    let outside = dir.path().join("outside");
+    let checkpoints = Checkpoints::open(dir.path().join("run/checkpoints")).unwrap();
+    let newest = checkpoints.latest().unwrap().checkpoint.unwrap();
+    let members: Vec<Member<'_>> = newest.members.iter().map(|(name, bytes)| Member { name, bytes }).collect();
+    let forged = [&members[..], &[Member { name: "unwritten-0", bytes: b"forged" }]].concat();
+    // Its bytes, and weights that are made of a checkpoint.
+    for place in [serde_json::json!("unwritten-0"), newest.step.into()] {
+        for path in [outside.to_str().unwrap(), "../outside"] {
+            let mut info = newest.info.clone();
+            info.insert("unwritten".into(), serde_json::json!({ path: place.clone() }));
+            checkpoints.save(newest.step, &forged, &info).unwrap();
+            let error = learner(dir.path(), config(), no_poison).resume().unwrap_err();
+            assert!(matches!(error, LearnError::Mismatch { .. }) && error.to_string().contains(path), "{error}");
+            assert!(!outside.exists());
+        }
+    }
 }
 
 /// A run never silently starts again at 0.

@@ -360,7 +360,7 @@ pub(crate) fn parse() -> Result<Request, Usage> {
 fn train(m: &ArgMatches, typed: Vec<String>) -> TrainArgs {
     let mut resume = m.contains_id("resume").then(|| text(m, "resume").map(PathBuf::from));
     let mut settings = settings(m);
-    obey(&mut resume, &mut settings.flags);
+    obey(&mut resume, &mut settings.config, &mut settings.flags);
     let (tui, reprobe, tune, background) = (m.get_flag("tui"), m.get_flag("reprobe"), m.get_flag("tune"), m.get_flag("detach"));
     TrainArgs { settings, resume, tui, reprobe, tune, background, typed }
 }

@@ -57,7 +57,11 @@ fn layers(config: Option<&str>, flags: &Layer) -> Result<Vec<Layer>, Failure> {
     Ok(vec![file, made, flags.clone()])
 }
 
-fn layer(name: &str) -> Result<Layer, Failure> {
+/// What a preset or a file of this name says.
+///
+/// # Errors
+/// None of this name; a file that cannot be read or is no YAML, as [`Usage`].
+pub(crate) fn layer(name: &str) -> Result<Layer, Failure> {
     match PRESETS.iter().find(|(preset, _)| *preset == name) {
         Some((name, text)) => yaml_text(&format!("preset {name}"), text),
         None if Path::new(name).exists() => yaml_layer(Path::new(name)),

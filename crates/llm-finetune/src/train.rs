@@ -29,7 +29,7 @@ use serde_json::Map;
 
 use crate::args::TrainArgs;
 use crate::console::Console;
-use crate::presets::settings;
+use crate::presets::{layer, settings};
 use crate::prove::{has_numbers, of_run, prove};
 use crate::settle::settle_memory;
 use crate::speak::{adapter_tokenizer, adopt_tokenizer};
@@ -92,7 +92,9 @@ pub(crate) fn settle(args: &TrainArgs) -> Result<(SftConfig, Option<PathBuf>, us
         let ranks = config.ranks;
         return Ok((config, None, ranks));
     };
-    let Resumed { dir, layers, ranks } = resumed(which.as_deref(), &args.settings.flags, &SftConfig::default().project, &MAY_CHANGE)?;
+    let file = args.settings.config.as_deref().map(layer).transpose()?;
+    let project = SftConfig::default().project;
+    let Resumed { dir, layers, ranks } = resumed(which.as_deref(), file, &args.settings.flags, &project, &MAY_CHANGE)?;
     let config = SftConfig::from_layers(&layers)?;
     let ranks = ranks_of(ranks.unwrap_or(config.ranks))?;
     Ok((config, Some(dir), ranks))

@@ -2,7 +2,8 @@
 //!
 //! For files that stand alone (`weights/best.safetensors`, `config.yaml`, caches), and for what is too large to be written in one piece, files and
 //! folders ([`part_of`], [`publish`]). Sets of files that belong together are checkpoints. If the path is a link, the link is replaced, not what it
-//! points to. What is being written is called `.NAME.tmp-HOME-PID-N` and stands beside its place, so that whoever comes after a process that died knows it.
+//! points to. What is being written, a checkpoint too, is called `.NAME.tmp-HOME-PID-N` and stands beside its place, so that whoever comes after a process
+//! that died knows it.
 
 use std::fs::File;
 use std::io::{self, BufWriter, ErrorKind};
@@ -88,7 +89,7 @@ pub fn publish(part: &Path, path: &Path) -> Result<(), StoreError> {
 static NEXT: AtomicU64 = AtomicU64::new(0);
 
 /// `.NAME.tmp-HOME-PID-N` next to `path`, with another N each time.
-fn sibling(path: &Path) -> Result<PathBuf, StoreError> {
+pub(crate) fn sibling(path: &Path) -> Result<PathBuf, StoreError> {
     let not_a_file = || StoreError::new("write", path, io::Error::new(ErrorKind::InvalidInput, "not a file name"));
     let name = path.file_name().ok_or_else(not_a_file)?.to_string_lossy();
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -113,6 +114,13 @@ impl Owner<'_> {
         let is_ours = self.pid == std::process::id() && self.number < NEXT.load(Ordering::Relaxed);
         (self.home == Some(home())).then(|| !is_ours && (self.pid == std::process::id() || !is_alive(self.pid)))
     }
+}
+
+/// Whether what has this name was left by a process of this machine that has ended. Asked by one that is writing nothing there: what has its own number
+/// is an earlier one's, or could not be removed before.
+pub(crate) fn is_left(name: &str) -> bool {
+    let here = |owner: &Owner<'_>| owner.home == Some(home());
+    owner(name).filter(here).is_some_and(|owner| owner.pid == std::process::id() || !is_alive(owner.pid))
 }
 
 /// The owner that a sibling's name tells.
@@ -160,7 +168,13 @@ pub(crate) fn sweep_siblings(dir: &Path) {
 
 fn sweep(dir: &Path) {
     let names = DiskStore.list(dir).unwrap_or_default();
-    names.iter().filter(|name| owner(name).is_some()).for_each(|name| discard(&dir.join(name)));
+    names.iter().filter(|name| owner(name).is_some() || is_of_older(name)).for_each(|name| discard(&dir.join(name)));
+}
+
+/// Whether that is where an older program wrote a checkpoint: `.tmp-STEP-PID`.
+fn is_of_older(name: &str) -> bool {
+    let numbers = name.strip_prefix(".tmp-").and_then(|numbers| numbers.split_once('-'));
+    numbers.is_some_and(|(step, pid)| step.parse::<u64>().is_ok() && pid.parse::<u32>().is_ok())
 }
 
 /// Removes a file or a folder that was not finished.
@@ -236,11 +250,26 @@ mod tests {
         fs::write(dir.path().join("best.bin"), b"whole").unwrap();
         fs::create_dir_all(dir.path().join(".model.tmp-0-1-7/inner")).unwrap();
         fs::write(dir.path().join(".older.bin.tmp-1-0"), b"half").unwrap();
-        fs::write(dir.path().join(".notes.tmp-mine"), b"a stranger's").unwrap();
+        fs::create_dir_all(dir.path().join("checkpoints/.tmp-15-4321/half")).unwrap();
+        for stranger in [".notes.tmp-mine", ".tmp-mine-1"] {
+            fs::write(dir.path().join(stranger), b"a stranger's").unwrap();
+        }
         sweep_siblings(dir.path());
         let mut names: Vec<_> = DiskStore.list(dir.path()).unwrap();
         names.sort();
-        assert_eq!(names, [".notes.tmp-mine", "best.bin"]);
+        assert_eq!(names, [".notes.tmp-mine", ".tmp-mine-1", "best.bin", "checkpoints"]);
+        assert_eq!(DiskStore.list(&dir.path().join("checkpoints")).unwrap(), [""; 0]);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn what_is_behind_a_link_is_not_swept() {
+        let (dir, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let half = outside.path().join(".other.tmp-0-1-0");
+        fs::write(&half, b"half").unwrap();
+        std::os::unix::fs::symlink(outside.path(), dir.path().join("link")).unwrap();
+        sweep_siblings(dir.path());
+        assert!(half.exists());
     }
 
     #[test]

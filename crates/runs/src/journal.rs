@@ -9,7 +9,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
-use std::path::PathBuf;
+use std::path::{Component, Path, PathBuf};
 use std::rc::Rc;
 
 use serde_json::{Map, Value};
@@ -159,6 +159,12 @@ impl Journal {
                 Some(paths.filter_map(Value::as_str).map(str::to_owned).collect())
             }
         }
+    }
+
+    /// The first file that this checkpoint wants written and that is none of its run's: an absolute path, one that leads up and out, or further down than
+    /// into one of its folders. None of our programs makes such a checkpoint, and nobody goes on from one; such a file is not written in any case.
+    pub fn foreign_file(checkpoint: &Checkpoint) -> Option<&str> {
+        waited(checkpoint).map(|(path, _)| path.as_str()).find(|path| !is_of_run(path))
     }
 
     /// Begins the logs, empty but for `header`, the first line of `results.csv`; checkpoints of an earlier run in this directory are set aside.
@@ -338,7 +344,8 @@ impl Journal {
         waiting: impl Iterator<Item = &'a File>,
     ) -> Result<(), SaveError> {
         let (mut unwritten, mut kept) = (Map::new(), Vec::new());
-        for file in waiting {
+        // Whoever goes on from this would not believe it of others.
+        for file in waiting.filter(|file| is_of_run(&file.path)) {
             let name = format!("{KEPT}{}", kept.len());
             let of_this = file.step.filter(|&of| of == step);
             unwritten.insert(file.path.clone(), of_this.map_or_else(|| name.clone().into(), Value::from));
@@ -444,9 +451,20 @@ impl Journal {
     }
 }
 
-/// The files that waited when a checkpoint was committed.
+/// The files that waited when a checkpoint was committed, and lie in its run.
 fn recorded_files(checkpoint: &Checkpoint) -> impl Iterator<Item = (&String, &Value)> {
+    waited(checkpoint).filter(|(path, _)| is_of_run(path))
+}
+
+/// All that it says that there were.
+fn waited(checkpoint: &Checkpoint) -> impl Iterator<Item = (&String, &Value)> {
     checkpoint.info.get(UNWRITTEN).and_then(Value::as_object).into_iter().flatten()
+}
+
+/// Whether a path within a run is that of a file in it or in one of its folders, none of which is a link while it is locked.
+fn is_of_run(path: &str) -> bool {
+    let parts = Path::new(path).components();
+    parts.clone().all(|part| matches!(part, Component::Normal(_))) && (1..=2).contains(&parts.count())
 }
 
 /// Where format 1 kept the lengths of the logs: in the Learner's counters.

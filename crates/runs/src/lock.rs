@@ -2,9 +2,10 @@
 //!
 //! The operating system drops the lock when the process ends, however it ends, so a stale file never locks anyone out and the
 //! file is never deleted (deleting it would let two processes lock two different files of that name). Relies on the file
-//! system supporting locks; where it does not, locking fails, loudly.
+//! system supporting locks; where it does not, locking fails, loudly. Refused: a run in which something is a link, for what is written to it from then on
+//! would be written elsewhere.
 
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{Read, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -37,6 +38,12 @@ pub enum LockError {
         /// The holder's process id, where it could be read and means a process of this machine or container.
         pid: Option<u32>,
     },
+    /// Something in the run directory leads out of it.
+    #[error("{} is a link, which leads what the run writes elsewhere: put there what it points to, or take it away", path.display())]
+    Link {
+        /// The link.
+        path: PathBuf,
+    },
     /// The lock file could not be opened, locked or written.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -56,6 +63,7 @@ impl RunLock {
     /// Locks `run/run.lock`, and writes this process's id into it and what tells it from another of that number. Waits up to [`PATIENCE`] for a
     /// holder that is ending.
     pub(crate) fn acquire(run: &Path) -> Result<Self, LockError> {
+        refuse_links(run)?;
         let path = run.join(LOCK);
         let failed = |e| StoreError::new("lock", &path, e);
         let open = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
@@ -78,6 +86,19 @@ impl RunLock {
         write_pid().map_err(failed)?;
         Ok(Self { _file: file })
     }
+}
+
+/// A run directory may come from somebody else. Its files and folders are opened by their names: where one of them is a link, a log, the lock or weights
+/// would be written over whatever that leads to.
+fn refuse_links(run: &Path) -> Result<(), LockError> {
+    let failed = |e| StoreError::new("list", run, e);
+    for entry in fs::read_dir(run).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        if entry.file_type().map_err(failed)?.is_symlink() {
+            return Err(LockError::Link { path: entry.path() });
+        }
+    }
+    Ok(())
 }
 
 /// Who has the run at `run`: `Some(None)` is a process that has not yet written its id, or one of another machine or container. It is asked by

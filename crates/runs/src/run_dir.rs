@@ -12,7 +12,7 @@ use std::time::SystemTime;
 use bellows_exit::{Coded, Exit};
 
 use crate::atomic::sweep_siblings;
-use crate::checkpoints::Version;
+use crate::checkpoints::{Version, set_aside_for};
 use crate::lock::{LOCK, LockError, RunLock, holder_of};
 use crate::store::{DiskStore, Store, StoreError, create_dir_all_synced};
 
@@ -58,9 +58,17 @@ impl RunDir {
     /// (a caller that then starts from step 0 must `abandon_after(None)` the old checkpoints).
     pub fn create(project: &Path, name: &str, exist_ok: bool) -> Result<Self, RunDirError> {
         let run = Self { path: results_dir(project, name, exist_ok)? };
-        create_dir_all_synced(&run.checkpoints())?;
-        create_dir_all_synced(&run.weights())?;
+        run.make_folders()?;
         Ok(run)
+    }
+
+    /// Makes those of its sub-directories that are not there, as in a run of which somebody has deleted the weights.
+    ///
+    /// # Errors
+    /// A folder that cannot be made.
+    pub fn make_folders(&self) -> Result<(), RunDirError> {
+        create_dir_all_synced(&self.checkpoints())?;
+        Ok(create_dir_all_synced(&self.weights())?)
     }
 
     /// A run directory made earlier.
@@ -71,6 +79,9 @@ impl RunDir {
 
     /// Takes the run for this process, and removes the half-written files that killed ones left in it and in its directories. Hold it for as long as
     /// anything in the directory may change.
+    ///
+    /// # Errors
+    /// Another process has it; something in it is a link; the lock cannot be opened, locked or written.
     pub fn lock(&self) -> Result<RunLock, LockError> {
         let lock = RunLock::acquire(&self.path)?;
         sweep_siblings(&self.path);
@@ -214,11 +225,11 @@ pub fn find_latest_run(project: &Path) -> Option<PathBuf> {
     runs.filter_map(|run| Some((last_saved(&run)?, run))).max().map(|(_, run)| run)
 }
 
-/// When an entry of the run's checkpoints directory last changed, if there is a checkpoint in it.
+/// When an entry of the run's checkpoints directory last changed, if there is a checkpoint in it, or one that was found damaged.
 fn last_saved(run: &Path) -> Option<SystemTime> {
     let checkpoints = run.join(CHECKPOINTS);
     let names = DiskStore.list(&checkpoints).ok()?;
-    names.iter().find_map(|name| Version::parse(name))?;
+    names.iter().find(|name| Version::parse(name).is_some() || set_aside_for(name).is_some())?;
     fs::metadata(checkpoints).ok()?.modified().ok()
 }
 
@@ -283,6 +294,44 @@ mod tests {
         fs::rename(new.checkpoints().join("step-000000005"), new.checkpoints().join("step-000000005.abandoned")).unwrap();
         assert_eq!(find_latest_run(dir.path()).as_deref(), Some(old.path()));
         assert!(never.path().is_dir());
+        // One whose checkpoints were all found damaged: it is refused again, and not passed over for another.
+        fs::rename(old.checkpoints().join("step-000000005"), old.checkpoints().join("step-000000005.bad-checksum")).unwrap();
+        assert_eq!(find_latest_run(dir.path()).as_deref(), Some(old.path()));
+    }
+
+    #[test]
+    fn folders_that_were_deleted_are_made_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let run = RunDir::create(dir.path(), "train", false).unwrap();
+        fs::remove_dir(run.weights()).unwrap();
+        fs::write(run.checkpoints().join("kept"), b"").unwrap();
+        run.make_folders().unwrap();
+        assert!(run.weights().is_dir() && run.checkpoints().join("kept").exists());
+    }
+
+    /// A run directory may be a stranger's: nothing in it leads a write elsewhere.
+    #[cfg(unix)]
+    #[test]
+    fn a_run_with_a_link_in_it_is_refused_and_nothing_behind_it_is_touched() {
+        let dir = tempfile::tempdir().unwrap();
+        let (outside, mine) = (dir.path().join("outside"), dir.path().join("mine.txt"));
+        fs::create_dir(&outside).unwrap();
+        fs::write(&mine, b"of years").unwrap();
+        let gone = dir.path().join("gone");
+        let links =
+            [("run.lock", &mine), ("heartbeat.json", &mine), ("events.jsonl", &mine), ("results.csv", &gone), ("tensorboard", &outside)];
+        for (name, target) in links {
+            let run = RunDir::create(dir.path(), "train", false).unwrap();
+            std::os::unix::fs::symlink(target, run.path().join(name)).unwrap();
+            let error = run.lock().unwrap_err();
+            assert!(matches!(&error, LockError::Link { path } if *path == run.path().join(name)), "{error:?}");
+            assert!(error.to_string().contains(&format!("{name} is a link")), "{error}");
+        }
+        let weights = RunDir::create(dir.path(), "train", false).unwrap().weights();
+        fs::remove_dir(&weights).unwrap();
+        std::os::unix::fs::symlink(&outside, &weights).unwrap();
+        assert!(matches!(RunDir::at(weights.parent().unwrap()).lock(), Err(LockError::Link { .. })));
+        assert!(fs::read(&mine).unwrap() == b"of years" && !gone.exists());
     }
 
     #[test]
@@ -313,7 +362,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let run = RunDir::create(dir.path(), "train", false).unwrap();
         assert_eq!((run.holder(), run.newest_step()), (None, None));
-        for name in ["step-000000007", "step-000000012-2", "step-000000099.abandoned", ".tmp-100-1"] {
+        for name in ["step-000000007", "step-000000012-2", "step-000000099.abandoned", ".step-000000100.tmp-0-1-0"] {
             fs::create_dir(run.checkpoints().join(name)).unwrap();
         }
         let lock = run.lock().unwrap();
@@ -345,19 +394,15 @@ mod tests {
             fs::write(folder.join(".best.safetensors.tmp-0-1-0"), b"half").unwrap();
             fs::write(folder.join("best.safetensors"), b"whole").unwrap();
         }
-        // Of a run that is in a run, and of a stranger's folder behind a link, nothing is touched.
-        let (inner, outside) = (adapter.join("inner"), dir.path().join("outside"));
-        for folder in [&inner, &outside] {
-            fs::create_dir(folder).unwrap();
-            fs::write(folder.join(".other.tmp-0-1-0"), b"half").unwrap();
-        }
-        #[cfg(unix)]
-        std::os::unix::fs::symlink(&outside, run.path().join("link")).unwrap();
+        // Of a run that is in a run nothing is touched.
+        let inner = adapter.join("inner");
+        fs::create_dir(&inner).unwrap();
+        fs::write(inner.join(".other.tmp-0-1-0"), b"half").unwrap();
         let _lock = run.lock().unwrap();
         for folder in folders {
             assert!(!folder.join(".best.safetensors.tmp-0-1-0").exists(), "{}", folder.display());
             assert!(folder.join("best.safetensors").exists(), "{}", folder.display());
         }
-        assert!(inner.join(".other.tmp-0-1-0").exists() && outside.join(".other.tmp-0-1-0").exists());
+        assert!(inner.join(".other.tmp-0-1-0").exists());
     }
 }

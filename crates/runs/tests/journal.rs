@@ -8,10 +8,10 @@ use std::path::Path;
 use std::rc::Rc;
 
 use bellows_exit::{Coded, Exit};
-use bellows_runs::{Again, Checkpoint, Checkpoints, Journal, LoadError, Member, Retention, RunDir, SaveError, Store, StoreError};
+use bellows_runs::{Again, Checkpoint, Journal, LoadError, Member, Retention, RunDir, SaveError, Store, StoreError};
 use common::fault::{FAULTS, Fault, FaultStore};
 use common::memory::{Forget, MemoryStore, name_of};
-use common::scratch;
+use common::{scratch, steps};
 use serde_json::Map;
 
 const STEPS: [u64; 3] = [5, 10, 15];
@@ -192,8 +192,7 @@ fn a_failed_removal_fails_no_save() {
         save(&mut journal, 10).unwrap();
         store.done.set(Some(0));
         let saved = save(&mut journal, 15);
-        let steps = Checkpoints::open(run.checkpoints()).unwrap().steps().unwrap();
-        let spared = saved.is_ok() && !journal.take_warnings().is_empty() && steps == STEPS;
+        let spared = saved.is_ok() && !journal.take_warnings().is_empty() && steps(&run.checkpoints()) == STEPS;
         store.reached().then_some(spared)
     };
     assert!((1..).map_while(one).any(|spared| spared));
@@ -358,6 +357,36 @@ fn the_next_process_writes_what_this_one_could_not() {
     assert_eq!(checkpoint.step, 10);
     journal.reopen(&checkpoint);
     assert_eq!(std::fs::read(run.path().join("labels.jpg")).unwrap(), [4]);
+}
+
+/// Whoever can write a checkpoint can seal it: a run that comes from somebody else wants no file written outside of it.
+#[test]
+fn a_checkpoint_has_no_file_written_outside_of_its_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let (run, mut journal) = started(dir.path());
+    std::fs::create_dir_all(run.path().join("in/it")).unwrap();
+    let outside = dir.path().join("outside");
+    let forged = |path: &str| {
+        let info = serde_json::json!({ "unwritten": { path: "unwritten-0" } });
+        let members = [("unwritten-0".to_owned(), b"forged".to_vec())].into();
+        Checkpoint { path: run.checkpoints(), step: 5, info: info.as_object().unwrap().clone(), members }
+    };
+    for path in [outside.to_str().unwrap(), "../outside", "weights/../../outside", "./../outside", "..", "in/it/deep", ""] {
+        let checkpoint = forged(path);
+        assert_eq!(Journal::foreign_file(&checkpoint), Some(path));
+        journal.go_on(&checkpoint);
+        journal.reopen(&checkpoint);
+    }
+    let step = serde_json::json!({ "../outside": 5, "weights/best.bin": 5 });
+    let of_step = Checkpoint { info: [("unwritten".to_owned(), step)].into_iter().collect(), ..forged("a.jpg") };
+    assert_eq!(Journal::foreign_file(&of_step), Some("../outside"));
+    assert_eq!(Journal::unwritten(&of_step), [(5, vec![BEST.to_owned()])].into());
+    assert!(!outside.exists() && !run.path().join("in/it/deep").exists());
+    for path in ["a.jpg", BEST] {
+        assert_eq!(Journal::foreign_file(&forged(path)), None);
+        journal.reopen(&forged(path));
+        assert_eq!(std::fs::read(run.path().join(path)).unwrap(), b"forged");
+    }
 }
 
 fn clear_files(paths: &[std::path::PathBuf]) {

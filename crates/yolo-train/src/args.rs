@@ -155,10 +155,11 @@ fn request(matches: &ArgMatches, typed: Vec<String>) -> Request {
         return Request::Benchmark(benchmark(m));
     }
     let mut resume = matches.contains_id("resume").then(|| text(matches, "resume").map(PathBuf::from));
+    let mut config = text(matches, "config").map(PathBuf::from);
     let mut flags = flags(matches);
-    obey(&mut resume, &mut flags);
+    obey(&mut resume, &mut config, &mut flags);
     Request::Train(TrainArgs {
-        config: text(matches, "config").map(PathBuf::from),
+        config,
         resume,
         tui: matches.get_flag("tui"),
         reprobe: matches.get_flag("reprobe"),

@@ -49,7 +49,7 @@ pub(crate) struct TrainArgs {
 pub(crate) fn train(args: &TrainArgs, signals: &Signals) -> Result<(), Failure> {
     let mut session = Session::begin("yolo-train", signals, args.tui)?;
     let Settled { mut config, notes, resumed, ranks } = settle(args)?;
-    if session.is_left_to_others(&Keeping::of(&config, args.background, ranks)?, &config.project)? {
+    if session.is_left_to_others(&Keeping::of(&config, args.background, ranks)?, resumed.as_deref(), &config.project)? {
         return Ok(());
     }
     say(&format!("Bellows {} · YOLOv8 · {}", env!("CARGO_PKG_VERSION"), config.data));
@@ -86,14 +86,15 @@ struct Settled {
 }
 
 fn settle(args: &TrainArgs) -> Result<Settled, Failure> {
+    let file = args.config.as_deref().map(yaml_layer).transpose()?;
     if let Some(which) = &args.resume {
         which.as_deref().map_or(Ok(()), of_this_program)?;
-        let Resumed { dir, layers, ranks } = resumed(which.as_deref(), &args.flags, &TrainConfig::default().project, &MAY_CHANGE)?;
+        let project = TrainConfig::default().project;
+        let Resumed { dir, layers, ranks } = resumed(which.as_deref(), file, &args.flags, &project, &MAY_CHANGE)?;
         let (config, notes) = TrainConfig::with_notes(&layers)?;
         let ranks = ranks_of(ranks.unwrap_or(config.ranks))?;
         return Ok(Settled { config, notes, resumed: Some(dir), ranks });
     }
-    let file = args.config.as_deref().map(yaml_layer).transpose()?;
     let data = [Some(&args.flags), file.as_ref()].into_iter().flatten().find_map(|l| l.values.get("data")?.as_str());
     let data = data.ok_or_else(|| Usage("--data FILE is required: a data.yaml that names the images and classes (see --help)".into()))?;
     let dataset = of_dataset(data, &args.flags)?;

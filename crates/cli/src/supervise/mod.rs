@@ -188,7 +188,7 @@ fn hand_on(code: i32) -> Result<(), Failure> {
     match code {
         0 => Ok(()),
         // It was ended at once, as asked, and there is nothing to add.
-        130 | 143 => crate::signals::quit(code),
+        129 | 130 | 143 => crate::signals::quit(code),
         code => Err(SupervisionError::Ended { code }.into()),
     }
 }

@@ -136,8 +136,8 @@ impl Policy {
     /// Whether this code would come again. Code 2 of a run that was under way is a device that is not there any more: nothing else has changed.
     fn is_final(&self, code: i32, death: &Death) -> bool {
         let usage = i32::from(Exit::Usage.code());
-        // 130 and 143: somebody has asked it to end at once.
-        let final_codes = [0, Exit::FinalSave.code().into(), Exit::Diverged.code().into(), 130, 143];
+        // 129, 130 and 143: somebody has asked it to end at once.
+        let final_codes = [0, Exit::FinalSave.code().into(), Exit::Diverged.code().into(), 129, 130, 143];
         final_codes.contains(&code) || (code == usage && !(self.device_failures > 0 && death.phase == Phase::Start.name()))
     }
 }
@@ -181,7 +181,7 @@ mod tests {
 
     #[test]
     fn what_would_come_again_is_handed_on() {
-        for code in [0, 2, 3, 4, 130, 143] {
+        for code in [0, 2, 3, 4, 129, 130, 143] {
             assert_eq!(decisions(true, &[death(End::Code(code))]), [Decision::HandOn(code)]);
         }
         for code in [1, 5, 101] {

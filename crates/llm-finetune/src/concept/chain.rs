@@ -38,7 +38,7 @@ const ANSWER: usize = 32;
 pub(crate) fn train(args: &TrainArgs, signals: &Signals) -> Result<(), Failure> {
     let mut session = Session::begin("llm-finetune", signals, args.tui)?;
     let (config, resumed, ranks) = settle(args)?;
-    if session.is_left_to_others(&Keeping::of(&config, args.background, ranks)?, &config.project)? {
+    if session.is_left_to_others(&Keeping::of(&config, args.background, ranks)?, resumed.as_deref(), &config.project)? {
         return Ok(());
     }
     let Some(sets) = config.concept.clone().filter(|_| resumed.is_none()) else { return run(session, args, config, resumed) };

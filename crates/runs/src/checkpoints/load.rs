@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use bellows_exit::{Coded, Exit};
 use serde_json::{Map, Value};
 
-use super::{Checkpoints, Version, newest_first};
+use super::{Checkpoints, Version, newest_first, set_aside_for};
 use crate::manifest::{FORMAT, MANIFEST, MANIFEST_LIMIT, Manifest, ManifestError, MemberEntry, sha256_hex};
 use crate::store::{Store, StoreError};
 
@@ -175,8 +175,8 @@ impl<S: Store> Checkpoints<S> {
 
     fn set_aside_earlier(&self, names: &[String]) -> Vec<SetAside> {
         let earlier = names.iter().filter_map(|name| {
-            let (_, slug) = name.strip_prefix("step-")?.split_once(".bad-")?;
-            Some(SetAside { path: self.dir.join(name), reason: format!("set aside earlier: {slug}") })
+            let reason = format!("set aside earlier: {}", set_aside_for(name)?);
+            Some(SetAside { path: self.dir.join(name), reason })
         });
         earlier.collect()
     }

@@ -1,9 +1,9 @@
 //! A directory of checkpoints: `step-000001234/` is complete or absent, and "the latest" is computed from contents.
 //!
 //! Names: `step-S` is a checkpoint; `step-S-R` its R-th version, when a step was saved again with other contents;
-//! `step-….bad-REASON` one that was found damaged; `step-….abandoned` one that a run went back behind; `.tmp-S-PID` one being
-//! written or removed by process PID. There is no pointer file: it would be a second thing to corrupt. The two set-aside forms
-//! are never removed by this program.
+//! `step-….bad-REASON` one that was found damaged; `step-….abandoned` one that a run went back behind; `.step-….tmp-HOME-PID-N` one being
+//! written or removed by process PID, as all files are that are written in parts (`atomic`). There is no pointer file: it would be a second thing to
+//! corrupt. The two set-aside forms are never removed by this program.
 //!
 //! Relies on the caller holding the run lock while it saves, prunes or asks for the latest; refuses nothing without it, because
 //! a lock is not the business of a directory.
@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 pub use load::{Checkpoint, Latest, LoadError, SetAside};
 pub use save::SaveError;
 
-use crate::process::is_alive;
+use crate::atomic::{is_left, sibling};
 use crate::store::{DiskStore, Store, StoreError, parent_of};
 
 /// The checkpoints of one run.
@@ -34,9 +34,8 @@ impl Checkpoints<DiskStore> {
 }
 
 impl<S: Store> Checkpoints<S> {
-    /// Opens `dir`, creating it (durably) if its parent exists, and removes what dead processes left half-written in it.
-    ///
-    /// A process on another machine or in another container looks dead from here: hold the run lock.
+    /// Opens `dir`, creating it (durably) if its parent exists, and removes what dead processes of this machine left half-written in it. (Whoever
+    /// takes the run lock removes what others left.)
     pub fn open_with(store: S, dir: impl Into<PathBuf>) -> Result<Self, StoreError> {
         let dir = dir.into();
         let names = match store.list(&dir) {
@@ -49,27 +48,13 @@ impl<S: Store> Checkpoints<S> {
         // Also when it exists: a process that created it may have died before this line.
         store.sync_dir(parent_of(&dir))?;
         let this = Self { store, dir };
-        for name in &names {
-            // Our own number means an earlier process had it: this one has only just opened the directory.
-            if temp_owner(name).is_some_and(|pid| pid == std::process::id() || !is_alive(pid)) {
-                this.discard(&this.dir.join(name));
-            }
-        }
+        this.discard_left(&names);
         Ok(this)
     }
 
     /// The directory.
     pub fn dir(&self) -> &Path {
         &self.dir
-    }
-
-    /// Steps that have a checkpoint, ascending. Names only: nothing is verified.
-    pub fn steps(&self) -> Result<Vec<u64>, StoreError> {
-        let names = self.store.list(&self.dir)?;
-        let mut steps: Vec<u64> = names.iter().filter_map(|name| Version::parse(name)).map(|v| v.step).collect();
-        steps.sort_unstable();
-        steps.dedup();
-        Ok(steps)
     }
 
     /// Removes all but the newest `keep` steps (at least 2, whatever is asked: the newest may turn out damaged) and the steps in
@@ -79,9 +64,7 @@ impl<S: Store> Checkpoints<S> {
     /// stop the others; the first is returned. Returns the steps that are gone.
     pub fn prune(&self, keep: usize, protect: &[u64]) -> Result<Vec<u64>, StoreError> {
         let names = self.store.list(&self.dir)?;
-        for name in names.iter().filter(|name| temp_owner(name) == Some(std::process::id())) {
-            self.discard(&self.dir.join(name)); // An earlier removal that failed half-way.
-        }
+        self.discard_left(&names);
         let mut kept = Vec::new();
         let mut gone = Vec::new();
         let mut failed = Ok(());
@@ -127,8 +110,9 @@ impl<S: Store> Checkpoints<S> {
     }
 
     fn retire(&self, version: Version) -> Result<(), StoreError> {
-        let trash = self.dir.join(temp_name(version.step));
-        let renamed = self.store.rename(&self.dir.join(version.name()), &trash);
+        let path = self.dir.join(version.name());
+        let trash = sibling(&path)?;
+        let renamed = self.store.rename(&path, &trash);
         if renamed.is_err() {
             self.discard(&trash); // Network disks can do a thing and report that they did not.
         }
@@ -142,6 +126,11 @@ impl<S: Store> Checkpoints<S> {
             Err(e) if e.is_not_found() => Ok(()),
             second => second,
         })
+    }
+
+    /// Removes what is left of saves that were not finished, and of removals that failed half-way.
+    fn discard_left(&self, names: &[String]) {
+        names.iter().filter(|name| is_left(name)).for_each(|name| self.discard(&self.dir.join(name)));
     }
 
     /// Removes something already useless; failing costs disk space only, and is said.
@@ -182,15 +171,9 @@ fn newest_first(names: &[String]) -> Vec<Version> {
     versions
 }
 
-fn temp_name(step: u64) -> String {
-    format!(".tmp-{step}-{}", std::process::id())
-}
-
-/// The process that wrote a `.tmp-S-PID`.
-fn temp_owner(name: &str) -> Option<u32> {
-    let (step, pid) = name.strip_prefix(".tmp-")?.split_once('-')?;
-    step.parse::<u64>().ok()?;
-    pid.parse().ok()
+/// Why a checkpoint of this name was set aside as damaged; `None` of any other name.
+pub(crate) fn set_aside_for(name: &str) -> Option<&str> {
+    name.strip_prefix("step-")?.split_once(".bad-").map(|(_, why)| why)
 }
 
 #[cfg(test)]
@@ -223,17 +206,22 @@ mod tests {
         let expected = [Some((1234, 1)), Some((1234, 2)), Some((1_234_567_890, 1)), None, None, None];
         assert_eq!(versions(&names), expected);
         assert_eq!(versions(&["step--00000005", "step-+00000005", "step-99999999999999999999999"]), [None; 3]);
-        assert_eq!(temp_owner(".tmp-15-4321"), Some(4321));
-        assert_eq!([".tmp-15", ".tmp-a-1", "tmp-1-1"].map(temp_owner), [None; 3]);
+        let aside = ["step-000001234.bad-checksum", "step-000001234-2.bad-step-2", "step-000001234.abandoned", "step-000001234"];
+        assert_eq!(aside.map(set_aside_for), [Some("checksum"), Some("step-2"), None, None]);
+    }
+
+    /// What has a checkpoint, oldest first.
+    fn steps(checkpoints: &Checkpoints) -> Vec<u64> {
+        newest_first(&DiskStore.list(checkpoints.dir()).unwrap()).into_iter().rev().map(|version| version.step).collect()
     }
 
     #[test]
     fn prune_keeps_the_newest_the_protected_and_at_least_two() {
         let (_dir, checkpoints) = with_steps(&[5, 10, 15, 20, 25]);
         assert_eq!(checkpoints.prune(3, &[5]).unwrap(), [10]);
-        assert_eq!(checkpoints.steps().unwrap(), [5, 15, 20, 25]);
+        assert_eq!(steps(&checkpoints), [5, 15, 20, 25]);
         assert_eq!(checkpoints.prune(0, &[]).unwrap(), [15, 5]);
-        assert_eq!(checkpoints.steps().unwrap(), [20, 25]);
+        assert_eq!(steps(&checkpoints), [20, 25]);
         assert_eq!(std::fs::read_dir(checkpoints.dir()).unwrap().count(), 2, "nothing else is left");
     }
 
@@ -275,14 +263,19 @@ mod tests {
     #[cfg(unix)]
     #[test]
     fn leftovers_of_the_dead_go_and_of_the_living_stay() {
+        use crate::process::home;
         let (_dir, checkpoints) = with_steps(&[5]);
         let mut child = std::process::Command::new("sleep").arg("30").spawn().unwrap();
-        let living = checkpoints.dir().join(format!(".tmp-6-{}", child.id()));
-        let own = checkpoints.dir().join(temp_name(6));
-        std::fs::create_dir(&living).unwrap();
-        std::fs::create_dir_all(own.join("half")).unwrap();
+        let left_by = |home: u32, pid: u32| {
+            let left = checkpoints.dir().join(format!(".step-000000006.tmp-{home:08x}-{pid}-0"));
+            std::fs::create_dir_all(left.join("half")).unwrap();
+            left
+        };
+        let (living, own) = (left_by(home(), child.id()), left_by(home(), std::process::id()));
+        // No process of this machine has that number, and one of another may.
+        let strangers = left_by(!home(), 2_147_483_646);
         Checkpoints::open(checkpoints.dir()).unwrap();
-        assert!(living.exists() && !own.exists());
+        assert!(living.exists() && strangers.exists() && !own.exists());
         child.kill().unwrap();
         child.wait().unwrap();
         Checkpoints::open(checkpoints.dir()).unwrap();

@@ -1,13 +1,14 @@
 //! Saving: members, then the manifest, then one rename, with a flush after each, so that `Ok` means "survives a power cut".
 //!
-//! `.tmp-S-PID/` is filled and flushed, renamed to its final name, and the rename itself is flushed. An error leaves the
+//! A sibling of its final name is filled and flushed, renamed to it, and the rename itself is flushed. An error leaves the
 //! directory as it was: no temporary files, no new checkpoint, the earlier ones untouched.
 
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
-use super::{Checkpoints, Version, newest_first, temp_name};
+use super::{Checkpoints, Version, newest_first};
+use crate::atomic::sibling;
 use crate::manifest::{MANIFEST, MANIFEST_LIMIT, Manifest, Member, MemberNameError};
 use crate::store::{Store, StoreError};
 
@@ -80,10 +81,8 @@ impl<S: Store> Checkpoints<S> {
 
         let target = Version { step, revision: existing.map_or(1, |v| v.revision + 1) };
         let target = self.dir.join(target.name());
-        let temp = self.dir.join(temp_name(step));
-        if names.contains(&temp_name(step)) {
-            self.discard(&temp);
-        }
+        self.discard_left(&names);
+        let temp = sibling(&target)?;
         let written = self.write_temp(&temp, members, &manifest).and_then(|()| self.publish(&temp, &target));
         if let Err(e) = written {
             // A rename may have happened and its flush failed; nothing else can be at `target`. Both may also be absent.

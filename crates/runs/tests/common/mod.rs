@@ -47,6 +47,14 @@ pub(crate) fn version_of(checkpoint: &Checkpoint) -> u64 {
     checkpoint.info["version"].as_u64().unwrap()
 }
 
+/// The steps that have a checkpoint in `dir`, oldest first.
+pub(crate) fn steps(dir: &Path) -> Vec<u64> {
+    let names = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut steps: Vec<u64> = names.filter_map(|name| name.strip_prefix("step-")?.split('-').next()?.parse().ok()).collect();
+    steps.sort_unstable();
+    steps
+}
+
 /// A directory for a test with thousands of small files: in memory where the system offers that.
 pub(crate) fn scratch() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()

@@ -228,7 +228,7 @@ fn mistakes_get_one_sentence_and_code_2() {
     file("silent.jsonl", &format!("{good}{good}{{\"messages\": [{{\"role\": \"user\", \"content\": \"a\"}}]}}\n"));
     file("empty.jsonl", "");
     std::fs::create_dir(dir.path().join("empty")).unwrap();
-    let cases: [(&[&str], &[&str]); 34] = [
+    let cases: [(&[&str], &[&str]); 35] = [
         (&[], &["--model"]),
         (&["--data", "chats.jsonl"], &["--model"]),
         (&["--model", "nowhere", "--data", "chats.jsonl"], &["nowhere"]),

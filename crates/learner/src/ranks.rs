@@ -153,7 +153,7 @@ impl Ranks {
     /// What this rank trains on: a rank of which no sample can be read trains on nothing, if another one has something.
     ///
     /// # Errors
-    /// [`Unreadable`], on all ranks, if none has anything; what has failed on any rank.
+    /// A rank that is gone. Within: [`Unreadable`] if none has anything, or what has failed on any rank, on all ranks.
     pub(crate) fn readable<B>(&self, made: Result<Vec<B>, TaskError>) -> Result<Result<Vec<B>, TaskError>, LearnError> {
         let Some(others) = self.others() else { return Ok(made) };
         let mine = match &made {
@@ -165,7 +165,7 @@ impl Ranks {
         let all = tell(others, &mine)?;
         for (rank, read) in all.iter().enumerate() {
             if let Read::Failed(reason) = read {
-                return Err(LearnError::Rank { rank, reason: reason.clone() });
+                return Ok(Err(LearnError::Rank { rank, reason: reason.clone() }.into()));
             }
         }
         if all.iter().any(|read| matches!(read, Read::Made)) {

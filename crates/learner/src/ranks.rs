@@ -4,7 +4,7 @@
 //! Rank 0 is the one that has a run directory: it reads checkpoints for all, writes, and its clock is everybody's. Whatever could send ranks
 //! different ways (a signal, a clock, a batch that cannot be read, memory that runs out) is told to all before anybody acts on it.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -29,8 +29,6 @@ pub(crate) struct Ranks(Option<Rc<Others>>);
 struct Others {
     exchange: Rc<dyn Exchange>,
     limits: Limits,
-    /// No step has been made yet: the first one takes long.
-    new: Cell<bool>,
     pace: RefCell<Pace>,
     /// The entries whose gradients come up in the middle of a backward pass, in the order of rank 0's; `None` where those are not all of them.
     early: RefCell<Option<Vec<usize>>>,
@@ -65,7 +63,7 @@ struct Head {
 impl Ranks {
     /// Those of `exchange`, of which one waits for another as long as `limits` say.
     pub(crate) fn of(exchange: Rc<dyn Exchange>, limits: Limits) -> Self {
-        let others = Others { exchange, limits, new: Cell::new(true), pace: RefCell::default(), early: RefCell::new(Some(Vec::new())) };
+        let others = Others { exchange, limits, pace: RefCell::default(), early: RefCell::new(Some(Vec::new())) };
         others.exchange.wait_at_most(Duration::from_secs_f64(others.limits.seconds(Phase::Start)));
         Self(Some(Rc::new(others)).filter(|others| others.exchange.ranks() > 1))
     }
@@ -73,15 +71,13 @@ impl Ranks {
     /// What all of them are busy with from here on: one waits for another as long as that may take.
     pub(crate) fn turn_to(&self, phase: Phase) {
         let Some(others) = &self.0 else { return };
-        // What comes between the first step and the second is still waited for as a first step.
-        let patience = match phase {
-            Phase::Step if others.new.replace(false) => Phase::First,
+        let pace = others.pace.borrow();
+        let patience = match pace.turn_to(phase) {
             // Nobody hears that a rank is still at its share: all of it is waited for, and not a batch.
             Phase::Evaluation if !others.exchange.hears_signs_of_life() => Phase::Export,
-            _ => phase,
+            phase => phase,
         };
-        let seconds = others.pace.borrow().seconds(&others.limits, patience);
-        others.exchange.wait_at_most(Duration::from_secs_f64(seconds));
+        others.exchange.wait_at_most(Duration::from_secs_f64(pace.seconds(&others.limits, patience)));
     }
 
     /// A step took so many seconds.
@@ -264,10 +260,11 @@ mod tests {
         waited: RefCell<Vec<f64>>,
     }
 
-    /// How long one waits: for the first step, after steps of 40, 50 and 1 s, and for an evaluation.
+    /// How long one waits: for the first step, which is begun twice, after steps of 40, 50 and 1 s, and for an evaluation.
     fn waited(hears: bool) -> Vec<f64> {
         let patient = Rc::new(Patient { thread: threads(2).remove(0), hears, waited: RefCell::default() });
         let ranks = Ranks::of(patient.clone(), Limits::default());
+        ranks.turn_to(Phase::Step);
         ranks.turn_to(Phase::Step);
         for seconds in [40.0, 50.0, 1.0] {
             ranks.stepped(seconds);
@@ -301,11 +298,11 @@ mod tests {
 
     #[test]
     fn a_rank_waits_for_a_step_as_long_as_a_supervisor_does() {
-        assert_eq!(waited(true), [3600.0, 600.0, 400.0, 500.0, 400.0, 600.0]);
+        assert_eq!(waited(true), [3600.0, 600.0, 600.0, 400.0, 500.0, 400.0, 600.0]);
     }
 
     #[test]
     fn an_evaluation_of_which_nothing_is_heard_is_waited_for_as_a_whole() {
-        assert_eq!(waited(false), [3600.0, 600.0, 400.0, 500.0, 400.0, 3600.0]);
+        assert_eq!(waited(false), [3600.0, 600.0, 600.0, 400.0, 500.0, 400.0, 3600.0]);
     }
 }

@@ -22,6 +22,9 @@ use crate::phase::{Limits, Pace, Phase};
 use crate::task::Unreadable;
 use crate::wire::{in_words, pack, tell, unpack};
 
+/// Most bytes of a checkpoint that travel at a time: a part of an exchange has a greatest length, and is a copy.
+const PIECE: usize = 1 << 24;
+
 /// The ranks of a run, or nobody else.
 #[derive(Clone, Default)]
 pub(crate) struct Ranks(Option<Rc<Others>>);
@@ -216,21 +219,13 @@ impl Ranks {
             }))
         })?;
         let Some(Head { step, path, info, members }) = head else { return Ok(None) };
-        let bytes: Vec<u8> = own.iter().flat_map(|c| c.members.values()).flatten().copied().collect();
-        let bytes = others.first(&bytes)?;
-        if own.is_some() {
-            return Ok(own);
-        }
-        let mut rest = &bytes[..];
         let mut taken = BTreeMap::new();
         for (name, len) in members {
-            let Some((member, after)) = rest.split_at_checked(len) else {
-                return Err(LearnError::Rank { rank: 0, reason: format!("its checkpoint ends in {name}") });
-            };
-            taken.insert(name, member.to_vec());
-            rest = after;
+            let mine = own.as_ref().and_then(|own| own.members.get(&name));
+            let member = member(others, &name, mine.map(Vec::as_slice), len)?;
+            taken.insert(name, member);
         }
-        Ok(Some(Checkpoint { path, step, info, members: taken }))
+        Ok(Some(own.unwrap_or(Checkpoint { path, step, info, members: taken })))
     }
 
     /// Whether all ranks have these numbers.
@@ -247,8 +242,28 @@ impl Ranks {
     }
 }
 
+/// A member of a checkpoint, of `len` bytes, that rank 0 has as `mine`, in pieces: for the others, and empty on rank 0.
+fn member(others: &dyn Exchange, name: &str, mine: Option<&[u8]>, len: usize) -> Result<Vec<u8>, LearnError> {
+    let mut member = Vec::with_capacity(if mine.is_some() { 0 } else { len });
+    for from in (0..len).step_by(PIECE) {
+        let place = from..len.min(from + PIECE);
+        let own: &[u8] = if let Some(mine) = mine { &mine[place.clone()] } else { &[] };
+        let piece = others.first(own)?;
+        if piece.len() != place.len() {
+            return Err(LearnError::Rank { rank: 0, reason: format!("its checkpoint ends in {name}") });
+        }
+        if mine.is_none() {
+            member.extend_from_slice(&piece);
+        }
+    }
+    Ok(member)
+}
+
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+    use std::thread;
+
     use bellows_ranks::{ExchangeError, Thread, threads};
 
     use super::*;
@@ -304,5 +319,47 @@ mod tests {
     #[test]
     fn an_evaluation_of_which_nothing_is_heard_is_waited_for_as_a_whole() {
         assert_eq!(waited(false), [3600.0, 600.0, 600.0, 400.0, 500.0, 400.0, 3600.0]);
+    }
+
+    /// Knows its longest part so far.
+    struct Measured {
+        thread: Thread,
+        longest: Cell<usize>,
+    }
+
+    impl Exchange for Measured {
+        fn rank(&self) -> usize {
+            self.thread.rank()
+        }
+
+        fn ranks(&self) -> usize {
+            self.thread.ranks()
+        }
+
+        fn swap(&self, parts: &[&[u8]]) -> Result<Vec<Vec<u8>>, ExchangeError> {
+            self.longest.set(parts.iter().map(|part| part.len()).fold(self.longest.get(), usize::max));
+            self.thread.swap(parts)
+        }
+    }
+
+    /// One member is longer than a piece, and one has nothing.
+    fn saved() -> Checkpoint {
+        let members = [("a", vec![1; PIECE + 5]), ("b", Vec::new()), ("c", vec![2, 3])].map(|(name, bytes)| (name.to_string(), bytes));
+        Checkpoint { path: "step-7".into(), step: 7, info: Map::new(), members: members.into() }
+    }
+
+    #[test]
+    fn a_checkpoint_of_any_size_travels_in_pieces() {
+        let rank = |thread: Thread| {
+            let measured = Rc::new(Measured { thread, longest: Cell::new(0) });
+            let ranks = Ranks::of(measured.clone(), Limits::default());
+            assert!(ranks.checkpoint(|| Ok(Some(saved()))).unwrap() == Some(saved()), "rank {}", ranks.rank());
+            measured.longest.get()
+        };
+        let longest: Vec<usize> = thread::scope(|scope| {
+            let all: Vec<_> = threads(2).into_iter().map(|thread| scope.spawn(|| rank(thread))).collect();
+            all.into_iter().map(|rank| rank.join().unwrap()).collect()
+        });
+        assert_eq!(longest[0], PIECE);
     }
 }

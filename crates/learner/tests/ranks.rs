@@ -316,6 +316,27 @@ fn what_happens_to_one_rank_happens_to_all() {
     }
 }
 
+/// In the update that the second list of the first batch completes, after gradients that all have: on rank 1, whose list that is.
+#[test]
+fn memory_that_runs_out_in_the_update_of_one_rank_cuts_the_batches_of_all() {
+    let sample = epoch_order(SAMPLES, toy::config().seed, 0, true)[11];
+    let end = |_: usize, learner: &mut Learner<Toy>| {
+        let learned = learn(0, learner);
+        (learner.state().counters.split, learned)
+    };
+    let whole = tempfile::tempdir().unwrap();
+    let expected = on_ranks(whole.path(), 2, &updates(2), per_count, end).remove(0);
+    let dir = tempfile::tempdir().unwrap();
+    let short = |rank: usize| Toy { update_shortage: (rank == 1).then_some(sample), ..per_count(rank) };
+    let all = on_ranks(dir.path(), 2, &updates(2), short, end);
+    assert!(all[0] == all[1], "every rank has the same");
+    // Eight samples are four times two, and one by one.
+    assert_eq!((expected.0, all[0].0), (0, 3));
+    close(&all[0].1, &expected.1, "weights");
+    let events = std::fs::read_to_string(dir.path().join("run/events.jsonl")).unwrap();
+    assert_eq!(events.matches("rank 1: wgpu error: Out of Memory").count(), 3, "{events}");
+}
+
 /// The samples, of which one cannot be had.
 struct Without(usize);
 

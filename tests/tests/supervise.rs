@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use crate::support::{checkpoints, ending, expect_code, llm_finetune, signal, tiny_chats, tiny_data, wait_for, yolo_train};
+use crate::support::{checkpoints, ending, expect_code, in_time, llm_finetune, signal, tiny_chats, tiny_data, wait_for, yolo_train};
 use serde_json::Value;
 
 /// Short enough for a test, long enough for a busy machine.
@@ -259,6 +259,22 @@ fn a_signal_goes_to_the_run_and_is_no_failure() {
     signal(&child, "INT");
     assert_eq!(child.wait().unwrap().code(), Some(0));
     assert_eq!((events(&run, "stop").len(), restarts(&run).len()), (1, 0));
+}
+
+/// It would wait for an hour.
+#[test]
+fn a_signal_ends_the_pause_before_a_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_data(dir.path());
+    let mut child = start(supervised(dir.path(), "v", true, "kill:step:2").env("BELLOWS_PAUSE_SECONDS", "3600"));
+    let run = run_of(dir.path(), "v");
+    wait_for("the pause", &mut child, || !restarts(&run).is_empty());
+    let asked = Instant::now();
+    signal(&child, "TERM");
+    assert_eq!(child.wait().unwrap().code(), Some(143));
+    in_time(asked);
+    let told = lines(&run.join("supervision.jsonl"));
+    assert!(told[0]["pause_s"] == 3600 && !checkpoints(&run).is_empty(), "{told:?}");
 }
 
 #[test]

@@ -32,8 +32,7 @@ struct Pulse {
 
 impl Pulse {
     fn turn_to(&mut self, phase: Phase) {
-        // The first step of a session is one until it is done, whatever comes between.
-        let phase = if phase == Phase::Step && self.pace.is_empty() { Phase::First } else { phase };
+        let phase = self.pace.turn_to(phase);
         let turned = phase != self.phase;
         self.phase = phase;
         self.beat(turned, |beat| {

@@ -1,10 +1,12 @@
 //! Remembers verdicts in a JSON file under the user's cache directory.
 //!
-//! A verdict holds for one adapter, one driver, one binary, one choice of what to prove, and one setting of the variables that change how
-//! drivers behave; any change of these is a new key. The file is a convenience: unreadable or unwritable, the probe simply runs again.
+//! A verdict holds for one adapter, one driver, one processor (the adapter was timed beside it), one binary, one choice of what to prove, and one
+//! setting of the variables that change how drivers behave; any change of these is a new key, so machines that share a home each have their own.
+//! The file is a convenience: unreadable or unwritable, the probe simply runs again.
 
 use crate::adapter::Adapter;
 use crate::child::FAULT_VARIABLE;
+use crate::facts::cpu_name;
 use crate::options::{ProbeOptions, Shape, Work};
 use crate::plan::Plan;
 use crate::program::this_program;
@@ -19,7 +21,7 @@ use std::time::UNIX_EPOCH;
 use std::{fs, io};
 
 /// Goes up when reports change: what another format says is not read.
-const FORMAT: u32 = 6;
+const FORMAT: u32 = 7;
 /// Reports kept; the oldest binaries' go first.
 const KEPT: usize = 32;
 /// Variables under which the same driver is another driver.
@@ -31,6 +33,7 @@ pub(crate) struct Key {
     adapter: String,
     pci: String,
     id: (u32, u32),
+    processor: String,
     binary: String,
     work: Work,
     plan: Plan,
@@ -49,6 +52,7 @@ impl Key {
             adapter: adapter.to_string(),
             pci: adapter.pci.clone(),
             id: adapter.id,
+            processor: cpu_name(),
             binary: binary_identity(options.exe.as_deref()),
             work: options.work,
             plan: plan.clone(),
@@ -146,6 +150,7 @@ mod tests {
             Key::of(&card, &plan, &overridden),
             Key::of(&card, &gemm_only, &options),
             Key::of(&card, &plan, &ProbeOptions::of(Work::LanguageModel)),
+            Key { processor: "another".into(), ..key.clone() },
         ];
         for changed in changed {
             assert_eq!(load(&file, &changed), None);

@@ -83,9 +83,8 @@ impl Coded for DeviceError {
 }
 
 fn failure(report: &ProbeReport) -> String {
-    let hint = if report.cached { " (found by an earlier run; --reprobe tries again)" } else { "" };
     match report.failure() {
-        Some(_) => format!("{} failed the probe {}{hint}", report.adapter, report.failures()),
+        Some(_) => format!("{} failed the probe {}{}", report.adapter, report.failures(), report.hint()),
         None => format!("{} passed the probe", report.adapter),
     }
 }

@@ -213,6 +213,11 @@ impl ProbeReport {
         if self.paths().any(|(_, path)| path.passed()) { None } else { self.gemm.failure().or(self.direct.failure()) }
     }
 
+    /// Behind what a card is left for: how to ask again, where it is only remembered.
+    pub(crate) fn hint(&self) -> &'static str {
+        if self.cached { " (found by an earlier run; --reprobe tries again)" } else { "" }
+    }
+
     /// All failures, and then what was not tried, in one sentence.
     pub(crate) fn failures(&self) -> String {
         let (work, noun) = (self.work, self.work.noun());

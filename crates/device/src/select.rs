@@ -163,10 +163,9 @@ fn gpu(number: usize, faster: bool, options: &ProbeOptions) -> Result<Selected, 
             continue;
         }
         match named(backend, Which::Best(number), options) {
-            Ok(selected) => match selected.speed().filter(|speed| faster && speed.adapter > speed.processor) {
-                Some(speed) => {
-                    let adapter = selected.report.as_ref().map(|report| report.adapter.to_string()).unwrap_or_default();
-                    reasons.push(format!("{adapter} is slower: {speed} (`--device {backend}` takes it all the same)"));
+            Ok(selected) => match selected.report.as_ref().filter(|_| faster).and_then(|report| slower(backend, report)) {
+                Some(reason) => {
+                    reasons.push(reason);
                     report = selected.report;
                 }
                 None => return Ok(selected),
@@ -180,6 +179,13 @@ fn gpu(number: usize, faster: bool, options: &ProbeOptions) -> Result<Selected, 
         }
     }
     Err(Box::new(NoGpu { reason: reasons.join("; "), report }))
+}
+
+/// Why `auto` leaves a proven card for the processor; `None` if it was not slower.
+fn slower(backend: Backend, report: &ProbeReport) -> Option<String> {
+    let speed = report.speed().filter(|speed| speed.adapter > speed.processor)?;
+    let (adapter, hint) = (&report.adapter, report.hint());
+    Some(format!("{adapter} is slower: {speed}{hint}; `--device {backend}` takes it all the same"))
 }
 
 /// Which adapter of a backend.
@@ -287,6 +293,22 @@ mod tests {
         assert!(!selected.direct_is_proved());
         selected.report = Some(report(&card, skipped(), Verdict::Pass));
         assert!(selected.direct_is_proved());
+    }
+
+    #[test]
+    fn a_card_that_was_slower_once_can_be_asked_again() {
+        let card = adapter(0, AdapterKind::Discrete, None);
+        let mut found = report(&card, Verdict::Pass, Verdict::Pass);
+        found.direct.speed = Some(Speed { adapter: 0.002, processor: 0.001, half: false });
+        assert!(!slower(Backend::Vulkan, &found).unwrap().contains("--reprobe"), "it was asked now");
+        found.cached = true;
+        let told = slower(Backend::Vulkan, &found).unwrap();
+        assert!(
+            told.contains("is slower: 2.0 ms") && told.contains("--reprobe tries again") && told.contains("`--device vulkan`"),
+            "{told}"
+        );
+        found.direct.speed = Some(Speed { adapter: 0.001, processor: 0.002, half: false });
+        assert_eq!(slower(Backend::Vulkan, &found), None);
     }
 
     #[test]

@@ -1,11 +1,14 @@
 //! The memory of this process, what there is for it, and what is said of a run that is planned to take more.
 
 use std::fs::read_to_string;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use bellows_exit::{Coded, Exit};
 use bellows_kernels::processor;
 use burn::tensor::Device;
+
+/// Where Linux keeps its control groups.
+const GROUPS: &str = "/sys/fs/cgroup";
 
 /// Where a run computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,14 +74,22 @@ pub fn peak_memory() -> Option<f64> {
 /// unknown.
 pub fn free_memory() -> Option<u64> {
     let of_machine = kib(&read_to_string("/proc/meminfo").ok()?, "MemAvailable:")? << 10;
-    let own = read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let path = own.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default();
-    Some(of_group(Path::new("/sys/fs/cgroup"), path).map_or(of_machine, |group| group.min(of_machine)))
+    Some(of_group(Path::new(GROUPS), &control_group()).map_or(of_machine, |group| group.min(of_machine)))
 }
 
-/// What the limits of the group at `path` and of those that it is part of leave, the least of it.
-fn of_group(root: &Path, path: &str) -> Option<u64> {
-    root.join(path).ancestors().take_while(|dir| dir.starts_with(root)).filter_map(left).min()
+/// The folder of this process's control group, as Linux tells; that of all groups where it has none.
+pub fn control_group() -> PathBuf {
+    group_of(&read_to_string("/proc/self/cgroup").unwrap_or_default())
+}
+
+/// That of version 2, by what a process's file of its groups says.
+fn group_of(own: &str) -> PathBuf {
+    Path::new(GROUPS).join(own.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default())
+}
+
+/// What the limits of a group and of those that it is part of leave, the least of it.
+fn of_group(root: &Path, group: &Path) -> Option<u64> {
+    group.ancestors().take_while(|dir| dir.starts_with(root)).filter_map(left).min()
 }
 
 /// What a group's limit leaves: files that nobody has looked at lately give way.
@@ -134,7 +145,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (slice, task) = (dir.path().join("user.slice"), dir.path().join("user.slice/job/task"));
         std::fs::create_dir_all(&task).unwrap();
-        let of = || of_group(dir.path(), "user.slice/job/task");
+        let of = || of_group(dir.path(), &task);
         assert_eq!(of(), None);
         let limit = |group: &Path, limit: &str, used: &str| {
             std::fs::write(group.join("memory.max"), limit).unwrap();
@@ -144,7 +155,16 @@ mod tests {
         limit(&slice, "8000\n", "7000\n");
         assert_eq!(of(), Some(1000));
         limit(&task, "300\n", "100\n");
-        assert_eq!((of(), of_group(dir.path(), "user.slice"), of_group(dir.path(), "")), (Some(200), Some(1000), None));
+        assert_eq!((of(), of_group(dir.path(), &slice), of_group(dir.path(), dir.path())), (Some(200), Some(1000), None));
+    }
+
+    #[test]
+    fn a_group_has_a_folder() {
+        let two = "1:name=systemd:/init.scope\n0::/user.slice/job\n";
+        assert_eq!(
+            [two, "0::/\n", ""].map(group_of),
+            ["/sys/fs/cgroup/user.slice/job", "/sys/fs/cgroup", "/sys/fs/cgroup"].map(PathBuf::from)
+        );
     }
 
     #[test]

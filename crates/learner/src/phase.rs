@@ -102,9 +102,9 @@ impl Pace {
         }
     }
 
-    /// Whether no step was made yet.
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+    /// What a process is busy with that turns to `phase`: the first step of a session is one until it is done, whatever comes between.
+    pub fn turn_to(&self, phase: Phase) -> Phase {
+        if phase == Phase::Step && self.0.is_empty() { Phase::First } else { phase }
     }
 
     /// Seconds that a phase may take by these limits, at this pace.
@@ -129,8 +129,10 @@ mod tests {
     fn slow_steps_may_take_ten_times_their_median() {
         let (limits, mut pace) = (Limits::default(), Pace::default());
         assert_eq!(pace.seconds(&limits, Phase::Step), 300.0);
+        assert_eq!([Phase::Step, Phase::Save].map(|phase| pace.turn_to(phase)), [Phase::First, Phase::Save]);
         [9.0, 40.0, 41.0].into_iter().for_each(|seconds| pace.add(seconds));
         assert_eq!(Phase::ALL.map(|phase| pace.seconds(&limits, phase)), [3600.0, 600.0, 400.0, 600.0, 300.0, 3600.0]);
+        assert_eq!(Phase::ALL.map(|phase| pace.turn_to(phase)), Phase::ALL);
         (0..STEPS).for_each(|_| pace.add(2.0));
         assert_eq!(pace.seconds(&limits, Phase::Step), 300.0);
     }

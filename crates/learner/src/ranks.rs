@@ -4,7 +4,7 @@
 //! Rank 0 is the one that has a run directory: it reads checkpoints for all, writes, and its clock is everybody's. Whatever could send ranks
 //! different ways (a signal, a clock, a batch that cannot be read, memory that runs out) is told to all before anybody acts on it.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -22,6 +22,9 @@ use crate::phase::{Limits, Pace, Phase};
 use crate::task::Unreadable;
 use crate::wire::{in_words, pack, tell, unpack};
 
+/// Most bytes of a checkpoint that travel at a time: a part of an exchange has a greatest length, and is a copy.
+const PIECE: usize = 1 << 24;
+
 /// The ranks of a run, or nobody else.
 #[derive(Clone, Default)]
 pub(crate) struct Ranks(Option<Rc<Others>>);
@@ -29,8 +32,6 @@ pub(crate) struct Ranks(Option<Rc<Others>>);
 struct Others {
     exchange: Rc<dyn Exchange>,
     limits: Limits,
-    /// No step has been made yet: the first one takes long.
-    new: Cell<bool>,
     pace: RefCell<Pace>,
     /// The entries whose gradients come up in the middle of a backward pass, in the order of rank 0's; `None` where those are not all of them.
     early: RefCell<Option<Vec<usize>>>,
@@ -65,7 +66,7 @@ struct Head {
 impl Ranks {
     /// Those of `exchange`, of which one waits for another as long as `limits` say.
     pub(crate) fn of(exchange: Rc<dyn Exchange>, limits: Limits) -> Self {
-        let others = Others { exchange, limits, new: Cell::new(true), pace: RefCell::default(), early: RefCell::new(Some(Vec::new())) };
+        let others = Others { exchange, limits, pace: RefCell::default(), early: RefCell::new(Some(Vec::new())) };
         others.exchange.wait_at_most(Duration::from_secs_f64(others.limits.seconds(Phase::Start)));
         Self(Some(Rc::new(others)).filter(|others| others.exchange.ranks() > 1))
     }
@@ -73,15 +74,13 @@ impl Ranks {
     /// What all of them are busy with from here on: one waits for another as long as that may take.
     pub(crate) fn turn_to(&self, phase: Phase) {
         let Some(others) = &self.0 else { return };
-        // What comes between the first step and the second is still waited for as a first step.
-        let patience = match phase {
-            Phase::Step if others.new.replace(false) => Phase::First,
+        let pace = others.pace.borrow();
+        let patience = match pace.turn_to(phase) {
             // Nobody hears that a rank is still at its share: all of it is waited for, and not a batch.
             Phase::Evaluation if !others.exchange.hears_signs_of_life() => Phase::Export,
-            _ => phase,
+            phase => phase,
         };
-        let seconds = others.pace.borrow().seconds(&others.limits, patience);
-        others.exchange.wait_at_most(Duration::from_secs_f64(seconds));
+        others.exchange.wait_at_most(Duration::from_secs_f64(pace.seconds(&others.limits, patience)));
     }
 
     /// A step took so many seconds.
@@ -153,7 +152,7 @@ impl Ranks {
     /// What this rank trains on: a rank of which no sample can be read trains on nothing, if another one has something.
     ///
     /// # Errors
-    /// [`Unreadable`], on all ranks, if none has anything; what has failed on any rank.
+    /// A rank that is gone. Within: [`Unreadable`] if none has anything, or what has failed on any rank, on all ranks.
     pub(crate) fn readable<B>(&self, made: Result<Vec<B>, TaskError>) -> Result<Result<Vec<B>, TaskError>, LearnError> {
         let Some(others) = self.others() else { return Ok(made) };
         let mine = match &made {
@@ -165,7 +164,7 @@ impl Ranks {
         let all = tell(others, &mine)?;
         for (rank, read) in all.iter().enumerate() {
             if let Read::Failed(reason) = read {
-                return Err(LearnError::Rank { rank, reason: reason.clone() });
+                return Ok(Err(LearnError::Rank { rank, reason: reason.clone() }.into()));
             }
         }
         if all.iter().any(|read| matches!(read, Read::Made)) {
@@ -220,21 +219,13 @@ impl Ranks {
             }))
         })?;
         let Some(Head { step, path, info, members }) = head else { return Ok(None) };
-        let bytes: Vec<u8> = own.iter().flat_map(|c| c.members.values()).flatten().copied().collect();
-        let bytes = others.first(&bytes)?;
-        if own.is_some() {
-            return Ok(own);
-        }
-        let mut rest = &bytes[..];
         let mut taken = BTreeMap::new();
         for (name, len) in members {
-            let Some((member, after)) = rest.split_at_checked(len) else {
-                return Err(LearnError::Rank { rank: 0, reason: format!("its checkpoint ends in {name}") });
-            };
-            taken.insert(name, member.to_vec());
-            rest = after;
+            let mine = own.as_ref().and_then(|own| own.members.get(&name));
+            let member = member(others, &name, mine.map(Vec::as_slice), len)?;
+            taken.insert(name, member);
         }
-        Ok(Some(Checkpoint { path, step, info, members: taken }))
+        Ok(Some(own.unwrap_or(Checkpoint { path, step, info, members: taken })))
     }
 
     /// Whether all ranks have these numbers.
@@ -251,8 +242,28 @@ impl Ranks {
     }
 }
 
+/// A member of a checkpoint, of `len` bytes, that rank 0 has as `mine`, in pieces: for the others, and empty on rank 0.
+fn member(others: &dyn Exchange, name: &str, mine: Option<&[u8]>, len: usize) -> Result<Vec<u8>, LearnError> {
+    let mut member = Vec::with_capacity(if mine.is_some() { 0 } else { len });
+    for from in (0..len).step_by(PIECE) {
+        let place = from..len.min(from + PIECE);
+        let own: &[u8] = if let Some(mine) = mine { &mine[place.clone()] } else { &[] };
+        let piece = others.first(own)?;
+        if piece.len() != place.len() {
+            return Err(LearnError::Rank { rank: 0, reason: format!("its checkpoint ends in {name}") });
+        }
+        if mine.is_none() {
+            member.extend_from_slice(&piece);
+        }
+    }
+    Ok(member)
+}
+
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+    use std::thread;
+
     use bellows_ranks::{ExchangeError, Thread, threads};
 
     use super::*;
@@ -264,10 +275,11 @@ mod tests {
         waited: RefCell<Vec<f64>>,
     }
 
-    /// How long one waits: for the first step, after steps of 40, 50 and 1 s, and for an evaluation.
+    /// How long one waits: for the first step, which is begun twice, after steps of 40, 50 and 1 s, and for an evaluation.
     fn waited(hears: bool) -> Vec<f64> {
         let patient = Rc::new(Patient { thread: threads(2).remove(0), hears, waited: RefCell::default() });
         let ranks = Ranks::of(patient.clone(), Limits::default());
+        ranks.turn_to(Phase::Step);
         ranks.turn_to(Phase::Step);
         for seconds in [40.0, 50.0, 1.0] {
             ranks.stepped(seconds);
@@ -301,11 +313,53 @@ mod tests {
 
     #[test]
     fn a_rank_waits_for_a_step_as_long_as_a_supervisor_does() {
-        assert_eq!(waited(true), [3600.0, 600.0, 400.0, 500.0, 400.0, 600.0]);
+        assert_eq!(waited(true), [3600.0, 600.0, 600.0, 400.0, 500.0, 400.0, 600.0]);
     }
 
     #[test]
     fn an_evaluation_of_which_nothing_is_heard_is_waited_for_as_a_whole() {
-        assert_eq!(waited(false), [3600.0, 600.0, 400.0, 500.0, 400.0, 3600.0]);
+        assert_eq!(waited(false), [3600.0, 600.0, 600.0, 400.0, 500.0, 400.0, 3600.0]);
+    }
+
+    /// Knows its longest part so far.
+    struct Measured {
+        thread: Thread,
+        longest: Cell<usize>,
+    }
+
+    impl Exchange for Measured {
+        fn rank(&self) -> usize {
+            self.thread.rank()
+        }
+
+        fn ranks(&self) -> usize {
+            self.thread.ranks()
+        }
+
+        fn swap(&self, parts: &[&[u8]]) -> Result<Vec<Vec<u8>>, ExchangeError> {
+            self.longest.set(parts.iter().map(|part| part.len()).fold(self.longest.get(), usize::max));
+            self.thread.swap(parts)
+        }
+    }
+
+    /// One member is longer than a piece, and one has nothing.
+    fn saved() -> Checkpoint {
+        let members = [("a", vec![1; PIECE + 5]), ("b", Vec::new()), ("c", vec![2, 3])].map(|(name, bytes)| (name.to_string(), bytes));
+        Checkpoint { path: "step-7".into(), step: 7, info: Map::new(), members: members.into() }
+    }
+
+    #[test]
+    fn a_checkpoint_of_any_size_travels_in_pieces() {
+        let rank = |thread: Thread| {
+            let measured = Rc::new(Measured { thread, longest: Cell::new(0) });
+            let ranks = Ranks::of(measured.clone(), Limits::default());
+            assert!(ranks.checkpoint(|| Ok(Some(saved()))).unwrap() == Some(saved()), "rank {}", ranks.rank());
+            measured.longest.get()
+        };
+        let longest: Vec<usize> = thread::scope(|scope| {
+            let all: Vec<_> = threads(2).into_iter().map(|thread| scope.spawn(|| rank(thread))).collect();
+            all.into_iter().map(|rank| rank.join().unwrap()).collect()
+        });
+        assert_eq!(longest[0], PIECE);
     }
 }

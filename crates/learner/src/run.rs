@@ -53,6 +53,8 @@ pub(crate) struct Clock {
     pub(crate) saved: Saved,
     /// Batches of the last checkpoint that was made.
     pub(crate) safe: Option<u64>,
+    /// The counters before the first of the batches in a row that could not be read: nothing else of the state is another since.
+    pub(crate) readable: Option<Counters>,
     /// Where the time of this epoch's steps went, and the seconds in which they were.
     pub(crate) times: StepTimes,
     pub(crate) trained_s: f64,
@@ -60,7 +62,8 @@ pub(crate) struct Clock {
 
 impl Clock {
     pub(crate) fn start() -> Self {
-        Self { lap: Instant::now(), saved: Saved::default(), safe: None, times: StepTimes::default(), trained_s: 0.0 }
+        let (saved, times) = (Saved::default(), StepTimes::default());
+        Self { lap: Instant::now(), saved, safe: None, readable: None, times, trained_s: 0.0 }
     }
 
     /// Seconds since the last lap.

@@ -8,7 +8,7 @@ use crate::arenas::Arenas;
 use crate::error::LearnError;
 use crate::grads::{GradBuffer, read};
 use crate::layout::Layout;
-use crate::meet::{Made, Met, meet, statistics};
+use crate::meet::{Made, Met, Sums, agreed, meet, statistics};
 use crate::optim::Optimizer;
 use crate::profile::{Stage, StepTimes, Stopwatch};
 use crate::ranks::Ranks;
@@ -71,10 +71,15 @@ pub(crate) fn try_step<T: Task>(
     let sharing = context.sync_bn.then_some(context.ranks);
     // What is asked of the other ranks in the middle of the pass has the exchange for itself; and of several parts only the sum is told.
     let meanwhile = !context.sync_bn && parts.len() == 1;
-    let met = meet((context.ranks, context.wire), context.layout, context.device, &state.model, meanwhile, || {
+    let met = meet((context.ranks, context.wire), context.layout, &state.model, meanwhile, || {
         together(sharing, || attempt(|| Ok(gradients(context, &state.model, parts, draw, &mut watch))))
     });
-    let stepped = met.and_then(|(made, met)| attempt(|| update(context, state, before.0.clone(), made, met, hyper, &mut watch)));
+    let stepped = met.and_then(|(made, met)| {
+        let prepared = attempt(|| prepare(context, state, &before.0, made, met, hyper, watch.times()));
+        // Nobody makes an update that another one has no memory for.
+        let prepared = agreed(context.ranks, prepared)?;
+        attempt(|| Ok(complete(state, prepared, &mut watch)))
+    });
     stepped.inspect_err(|_| {
         (state.grads, state.counters) = (before.1, before.2);
         state.model = before.0.train();
@@ -155,21 +160,32 @@ impl Proposal {
     }
 }
 
-/// Makes the update of a batch. A step in which anything is not finite leaves weights, running statistics, moments and EMA as they were, which
+/// A step whose numbers are known. The weights are the new ones; moments and EMA follow when it is completed.
+struct Prepared<O> {
+    report: StepReport<O>,
+    /// The update, if one is made, and Σ g² before clipping.
+    update: Option<(Proposal, f32)>,
+}
+
+/// Does all of a batch's update that may want memory. A step in which anything is not finite leaves weights, running statistics, moments and EMA as they were, which
 /// is `before`.
 ///
 /// The device is asked once: update and checks are queued behind the gradients, and the update is made if the sums turn out to be finite.
-fn update<T: Task>(
+fn prepare<T: Task>(
     context: &StepContext<'_, T>,
     state: &mut RunState<T::Model>,
-    before: T::Model,
+    before: &T::Model,
     made: Made<T::Output>,
-    met: Option<Met>,
+    met: Option<(Met, Sums)>,
     hyper: &Hyper,
-    watch: &mut Stopwatch<'_>,
-) -> Result<StepReport<T::Output>, LearnError> {
-    let StepContext { task, layout, .. } = context;
-    let Made { grads: mut batch, outputs, weights, samples, units } = made;
+    times: StepTimes,
+) -> Result<Prepared<T::Output>, LearnError> {
+    let StepContext { task, layout, device, .. } = context;
+    let Made { grads, outputs, weights, samples, units } = made;
+    let (mut batch, met) = match met {
+        Some((met, sums)) => (sums.on_device(layout, device), Some(met)),
+        None => (grads, None),
+    };
     let count = met.as_ref().map_or_else(|| outputs.iter().map(|output| output.count).sum(), |met| met.count);
     let due = state.counters.pending + 1 >= hyper.accumulate;
     let squares = batch.squares(layout);
@@ -200,13 +216,13 @@ fn update<T: Task>(
     let Met { items, samples, units, loss, statistics, .. } = met.unwrap_or(own);
     let wrong = [("loss", loss), ("gradient", gradients), ("running statistic", statistics)];
     let skipped = wrong.into_iter().find(|(_, finite)| !finite).map(|(name, _)| name);
-    let (items, times) = (mean_items(&items), watch.times());
+    let items = mean_items(&items);
     let mut report = StepReport { items, count, samples, units, grad_norm: None, skipped, lost_update: false, outputs, times };
     state.counters.pending += 1;
     if skipped.is_some() {
         state.model = before.clone().train();
         // The update, if one is due, is that of the batches before.
-        proposal = if due { Proposal::new(context, state, &before, hyper, window, None) } else { None };
+        proposal = if due { Proposal::new(context, state, before, hyper, window, None) } else { None };
         sums = match &proposal {
             Some(proposal) => read(proposal.sums.to_vec())?,
             None => Vec::new(),
@@ -218,24 +234,32 @@ fn update<T: Task>(
         }
     }
     if !due {
-        return Ok(report);
+        return Ok(Prepared { report, update: None });
     }
 
     (state.counters.pending, state.counters.pending_count, state.grads) = (0, 0, GradBuffer::default());
-    let Some(proposal) = proposal else { return Ok(report) };
+    let Some(proposal) = proposal else { return Ok(Prepared { report, update: None }) };
     if let Some(wrong) = Proposal::wrong(&sums) {
-        state.model = before.train();
+        state.model = before.clone().train();
         (report.skipped, report.lost_update) = (Some(wrong), true);
-        return Ok(report);
+        return Ok(Prepared { report, update: None });
     }
-    state.model = layout.assign(std::mem::replace(&mut state.model, before), layout.scatter(&proposal.updated));
-    state.optimizer = proposal.optimizer;
-    state.counters.updates += 1;
-    state.ema.update(proposal.after);
-    report.grad_norm = Some(f64::from(sums[0][0]).sqrt());
-    watch.lap(Stage::Update);
-    report.times = watch.times();
-    Ok(report)
+    state.model = layout.assign(std::mem::replace(&mut state.model, before.clone()), layout.scatter(&proposal.updated));
+    Ok(Prepared { report, update: Some((proposal, sums[0][0])) })
+}
+
+/// Makes the rest of the update, if there is one.
+fn complete<M, O>(state: &mut RunState<M>, prepared: Prepared<O>, watch: &mut Stopwatch<'_>) -> StepReport<O> {
+    let Prepared { mut report, update } = prepared;
+    if let Some((proposal, squares)) = update {
+        state.optimizer = proposal.optimizer;
+        state.counters.updates += 1;
+        state.ema.update(proposal.after);
+        report.grad_norm = Some(f64::from(squares).sqrt());
+        watch.lap(Stage::Update);
+        report.times = watch.times();
+    }
+    report
 }
 
 /// Whether the first tensor of every pair, its loss, is a number.

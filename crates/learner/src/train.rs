@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use serde_json::json;
 
+use crate::counters::Counters;
 use crate::error::{LearnError, TaskError};
 use crate::log::step_fields;
 use crate::observe::BatchReport;
@@ -98,6 +99,7 @@ impl<T: Task> Run<T> {
         (counters.position, counters.unreadable_in_a_row) = (counters.position + 1, 0);
         counters.lr = lr;
         counters.batches += 1;
+        self.clock.readable = None;
         let seconds = self.lap();
         self.clock.times += times;
         self.clock.trained_s += seconds;
@@ -249,8 +251,10 @@ impl<T: Task> Run<T> {
         let counters = &mut self.state.counters;
         let what = format!("batch {} of epoch {}", counters.position + 1, counters.epoch + 1);
         if !error.is::<Unreadable>() || counters.unreadable_in_a_row + 1 >= SKIPS_BEFORE_ROLLBACK {
+            self.save_readable()?;
             return Err(LearnError::task(what)(error));
         }
+        self.clock.readable.get_or_insert_with(|| counters.clone());
         counters.position += 1;
         counters.batches += 1;
         counters.unreadable += 1;
@@ -260,5 +264,17 @@ impl<T: Task> Run<T> {
         self.event("unreadable", fields);
         self.watchers.notify("unreadable", format!("{what} skipped: {error}"));
         Ok(Trained::On)
+    }
+
+    /// Saves what is trained, for the data may come back: with the batches in a row that could not be read still to come, so that whoever goes on leaves
+    /// none of them out.
+    fn save_readable(&mut self) -> Result<(), LearnError> {
+        let (now, safe) = (&self.state.counters, self.clock.safe);
+        // Behind a checkpoint, or an epoch, that came after the first of them there is no way back.
+        let reaches = |first: &Counters| first.epoch == now.epoch && safe.is_none_or(|safe| safe <= first.batches);
+        if let Some(first) = self.clock.readable.take().filter(reaches) {
+            self.state.counters = Counters { elapsed_s: now.elapsed_s, ..first };
+        }
+        if safe == Some(self.state.counters.batches) { Ok(()) } else { self.try_save(false) }
     }
 }

@@ -42,14 +42,39 @@ fn a_batch_of_which_nothing_can_be_read_is_skipped_and_counted() {
     assert!(said.len() == 3 && said[0].contains("batch 4 of epoch 2") && said[0].contains("scratched"), "{said:?}");
 }
 
+/// The data are away, for two sessions: what was trained before is kept, and none of the batches is left out when they are there again.
 #[test]
-fn three_in_a_row_end_the_run_which_can_be_resumed() {
+fn three_in_a_row_end_the_run_which_loses_nothing() {
     let unreadable: Poison = |epoch, position| epoch == 1 && position >= 3;
+    let whole = tempfile::tempdir().unwrap();
+    start(Toy::default(), whole.path()).fit(&data()).unwrap();
     let dir = tempfile::tempdir().unwrap();
-    let error = start(Toy { unreadable, ..Toy::default() }, dir.path()).fit(&data()).unwrap_err();
-    assert!(matches!(&error, LearnError::Task { what, .. } if what.contains("batch 6 of epoch 2")), "{error}");
+    for _ in 0..2 {
+        let mut session = start(Toy { unreadable, ..Toy::default() }, dir.path());
+        session.resume().unwrap();
+        let error = session.fit(&data()).unwrap_err();
+        assert!(matches!(&error, LearnError::Task { what, .. } if what.contains("batch 6 of epoch 2")), "{error}");
+    }
     let mut mended = start(Toy::default(), dir.path());
     mended.resume().unwrap();
+    let counters = &mended.state().counters;
+    assert_eq!((counters.epoch, counters.position, counters.unreadable), (1, 3, 0));
+    assert_eq!(mended.fit(&data()).unwrap(), Outcome::Finished);
+    assert!(ending(dir.path()) == ending(whole.path()));
+}
+
+/// A batch that a checkpoint has been made behind stays left out.
+#[test]
+fn a_checkpoint_between_unreadable_batches_stands() {
+    let unreadable: Poison = |epoch, position| epoch == 1 && position >= 3;
+    let dir = tempfile::tempdir().unwrap();
+    let often = || LearnerConfig { checkpoint_minutes: 0.0, ..config() };
+    let mut session = learner_of(Toy { unreadable, ..Toy::default() }, dir.path(), often(), &Device::flex());
+    session.fit(&data()).unwrap_err();
+    let mut mended = learner_of(Toy::default(), dir.path(), often(), &Device::flex());
+    mended.resume().unwrap();
+    let counters = &mended.state().counters;
+    assert_eq!((counters.epoch, counters.position, counters.unreadable), (1, 5, 2));
     assert_eq!(mended.fit(&data()).unwrap(), Outcome::Finished);
 }
 

@@ -14,10 +14,11 @@ use crate::toy::{self, SAMPLES, StopAfter, Toy, data, ending, net, of_ranks as c
 use bellows_exit::{Coded, Exit};
 use bellows_learner::{
     EpochReport, Identity, LearnError, Learner, LearnerConfig, Limits, Observer, OptimizerKind, Outcome, Phase, Schedule, UpdateSchedule,
-    Wire,
+    Wire, epoch_order,
 };
 use bellows_ranks::{Exchange, ExchangeError, Tcp, Thread, threads};
 use bellows_runs::RunDir;
+use burn::data::dataset::{Dataset, DatasetError};
 use burn::tensor::Device;
 
 /// A rank's Learner: rank 0 in `dir`, the others nowhere.
@@ -313,6 +314,74 @@ fn what_happens_to_one_rank_happens_to_all() {
         assert_eq!(all[0], all[1], "trouble {i}");
         assert!(all[0].0 + u64::from(all[0].1) > 0, "trouble {i} has not come: {all:?}");
     }
+}
+
+/// In the update that the second list of the first batch completes, after gradients that all have: on rank 1, whose list that is.
+#[test]
+fn memory_that_runs_out_in_the_update_of_one_rank_cuts_the_batches_of_all() {
+    let sample = epoch_order(SAMPLES, toy::config().seed, 0, true)[11];
+    let end = |_: usize, learner: &mut Learner<Toy>| {
+        let learned = learn(0, learner);
+        (learner.state().counters.split, learned)
+    };
+    let whole = tempfile::tempdir().unwrap();
+    let expected = on_ranks(whole.path(), 2, &updates(2), per_count, end).remove(0);
+    let dir = tempfile::tempdir().unwrap();
+    let short = |rank: usize| Toy { update_shortage: (rank == 1).then_some(sample), ..per_count(rank) };
+    let all = on_ranks(dir.path(), 2, &updates(2), short, end);
+    assert!(all[0] == all[1], "every rank has the same");
+    // Eight samples are four times two, and one by one.
+    assert_eq!((expected.0, all[0].0), (0, 3));
+    close(&all[0].1, &expected.1, "weights");
+    let events = std::fs::read_to_string(dir.path().join("run/events.jsonl")).unwrap();
+    assert_eq!(events.matches("rank 1: wgpu error: Out of Memory").count(), 3, "{events}");
+}
+
+/// The samples, of which one cannot be had.
+struct Without(usize);
+
+impl Dataset<usize> for Without {
+    fn get(&self, index: usize) -> Result<usize, DatasetError> {
+        if index == self.0 { Err(DatasetError::new(std::io::Error::other("the disk is away"))) } else { Ok(index) }
+    }
+
+    fn len(&self) -> usize {
+        SAMPLES
+    }
+}
+
+/// Data that fail on one rank, and data that are away for all for a while, cost nothing that was trained and leave nothing out.
+#[test]
+fn ranks_without_data_keep_what_they_have_trained() {
+    let whole = tempfile::tempdir().unwrap();
+    on_ranks(whole.path(), 2, &config(2), |_| Toy::default(), finish);
+    let dir = tempfile::tempdir().unwrap();
+    let at = |learner: &Learner<Toy>| {
+        let counters = &learner.state().counters;
+        (counters.epoch, counters.position, counters.unreadable)
+    };
+    // Rank 1 has it in the third batch.
+    let sample = epoch_order(SAMPLES, toy::config().seed, 0, true)[5 * toy::BATCH];
+    let fails = |_: usize, learner: &mut Learner<Toy>| {
+        let error = learner.fit(&Without(sample)).unwrap_err();
+        let why = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
+        assert!(why.starts_with("rank 1: the disk is away"), "{why}");
+        error.to_string()
+    };
+    let errors = on_ranks(dir.path(), 2, &config(2), |_| Toy::default(), fails);
+    assert_eq!(errors, ["batch 3 of epoch 1"; 2]);
+    // From the third batch of the second epoch on, on both ranks.
+    let away = |_| Toy { unreadable: |epoch, position| epoch == 1 && position >= 4, ..Toy::default() };
+    let ended = on_ranks(dir.path(), 2, &config(2), away, |_, learner| (at(learner), learner.fit(&data()).unwrap_err().to_string()));
+    let expected = ((0, 2, 0), "batch 5 of epoch 2".to_string());
+    assert_eq!(ended, [expected.clone(), expected]);
+    let resumed = |_: usize, learner: &mut Learner<Toy>| {
+        let from = at(learner);
+        finish(0, learner);
+        from
+    };
+    assert_eq!(on_ranks(dir.path(), 2, &config(2), |_| Toy::default(), resumed), [(1, 2, 0); 2]);
+    assert!(ending(dir.path()) == ending(whole.path()));
 }
 
 #[test]

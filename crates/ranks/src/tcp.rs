@@ -42,7 +42,7 @@ pub struct Tcp {
     rank: usize,
     /// By rank; none to itself.
     peers: Vec<Option<TcpStream>>,
-    /// Called when another one gives a sign of life.
+    /// Called when an exchange begins, and when another one gives a sign of life.
     heard: fn(),
     signs: Mutex<Signs>,
 }
@@ -79,7 +79,8 @@ impl Tcp {
         Self { rank, peers, heard: || {}, signs: Mutex::default() }
     }
 
-    /// Calls `heard` whenever a rank that this one waits for gives a sign of life: to wait for it is no hanging.
+    /// Calls `heard` whenever an exchange begins, and whenever a rank that this one waits for gives a sign of life: to wait for it is no hanging. Who
+    /// has worked for long before an exchange would else be taken for hung while it waits, by a clock that began with that work.
     #[must_use]
     pub fn hearing(self, heard: fn()) -> Self {
         Self { heard, ..self }
@@ -328,6 +329,7 @@ impl Exchange for Tcp {
     }
 
     fn swap(&self, parts: &[&[u8]]) -> std::result::Result<Vec<Vec<u8>>, ExchangeError> {
+        (self.heard)();
         thread::scope(|scope| {
             // All send at once, or two with much to say would wait for each other.
             let sending: Vec<_> =

@@ -168,7 +168,7 @@ fn who_works_for_long_and_says_so_is_waited_for() {
     };
     let all = gathered_late(busy, Duration::from_secs(2), heard);
     assert_eq!(all, [b"here", b"late"]);
-    assert!(HEARD.load(Ordering::SeqCst) > 0, "whoever waits knows of it");
+    assert!(HEARD.load(Ordering::SeqCst) > 1, "whoever waits knows of it");
 }
 
 #[test]
@@ -179,7 +179,25 @@ fn signs_of_life_that_nobody_needs_do_not_travel() {
     };
     let all = gathered_late(|rank| (0..10_000).for_each(|_| rank.sign_of_life()), Duration::from_secs(36_000), heard);
     assert_eq!(all, [b"here", b"late"]);
-    assert_eq!(HEARD.load(Ordering::SeqCst), 1);
+    assert_eq!(HEARD.load(Ordering::SeqCst), 2, "one beside the beginning of the exchange");
+}
+
+/// Its supervisor's clock began with the work before, and is to run no longer than the exchange's own.
+#[test]
+fn an_exchange_that_begins_is_a_sign_of_life() {
+    static HEARD: AtomicUsize = AtomicUsize::new(0);
+    let heard = || {
+        HEARD.fetch_add(1, Ordering::SeqCst);
+    };
+    let listener = &TcpListener::bind("127.0.0.1:0").unwrap();
+    thread::scope(|scope| {
+        let dies = scope.spawn(|| drop(meet(listener, 1, 2).unwrap()));
+        let rank = meet(listener, 0, 2).unwrap().hearing(heard);
+        dies.join().unwrap();
+        let before = HEARD.load(Ordering::SeqCst);
+        assert!(matches!(rank.gather(b"here"), Err(ExchangeError::Gone { rank: 1, .. })));
+        assert_eq!((before, HEARD.load(Ordering::SeqCst)), (0, 1));
+    });
 }
 
 #[test]

@@ -26,6 +26,8 @@ pub fn llm_finetune(dir: &Path, args: &[&str]) -> Command {
 fn run_in(dir: &Path, name: &str, args: &[&str]) -> Command {
     let mut command = Command::new(program(name));
     command.current_dir(dir).args(args).env("XDG_CACHE_HOME", dir.join("cache")).stdin(Stdio::null());
+    // A supervisor waits before it starts a run again: a minute, in the end.
+    command.env("BELLOWS_PAUSE_SECONDS", "0");
     command
 }
 

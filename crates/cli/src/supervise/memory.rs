@@ -2,12 +2,11 @@
 
 use std::path::Path;
 
+use bellows_learner::memory::control_group;
+
 /// Processes killed so far, as far as can be known; it never goes back.
 pub(super) fn kills() -> u64 {
-    let group = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let group = group.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default().to_string();
-    let group = Path::new("/sys/fs/cgroup").join(group).join("memory.events");
-    first_counter(&[&group, Path::new("/proc/vmstat")]).unwrap_or(0)
+    first_counter(&[&control_group().join("memory.events"), Path::new("/proc/vmstat")]).unwrap_or(0)
 }
 
 /// That of the first of these files that has it: others' processes are none of ours.

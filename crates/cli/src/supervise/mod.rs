@@ -11,7 +11,7 @@ mod policy;
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bellows_exit::{Coded, Exit};
 use bellows_learner::Limits;
@@ -23,7 +23,13 @@ use crate::{Failure, Signals, note, scratch};
 
 use child::{Outcome, attempt};
 pub(crate) use child::{end_of, end_with_parent};
-use policy::{Death, Decision, MAX_WITHOUT_PROGRESS, Policy};
+use policy::{Death, Decision, MAX_WITHOUT_PROGRESS, PAUSES, Pauses, Policy};
+
+/// Between two looks whether a pause is over.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Seconds of every pause before a restart: for tests, which have no time for [`PAUSES`].
+const PAUSE: &str = "BELLOWS_PAUSE_SECONDS";
 
 /// How a supervised run ended that did not end well.
 #[derive(Debug, thiserror::Error)]
@@ -72,7 +78,7 @@ impl Coded for SupervisionError {
 pub(crate) fn supervise(program: &str, limits: &Limits, fallback: bool, elastic: Option<usize>, signals: &Signals) -> Result<(), Failure> {
     let (folder, scratch) = scratch(signals)?;
     let mut orders = Orders { folder, supervisor: std::process::id(), ..Orders::default() };
-    let mut policy = Policy::new(fallback);
+    let mut policy = Policy::new(fallback, pauses());
     let (mut ends, mut run, mut same_command) = (Vec::<String>::new(), None::<PathBuf>, false);
     // In a directory that is used again (`--exist-ok`) an older run's checkpoints lie, until the new one sets them aside.
     let mut own = false;
@@ -89,16 +95,17 @@ pub(crate) fn supervise(program: &str, limits: &Limits, fallback: bool, elastic:
         let (end, rank) = if elastic.is_some() { (end, None) } else { cause(end, &beat) };
         run = beat.run.or(run);
         same_command |= beat.same_command;
+        let begun = own;
         own |= beat.saves > 0;
         let after = newest(run.as_deref());
         // The checkpoint that every run begins with is no progress.
         let progress = beat.progressed || (own && before.is_some() && after > before);
         let memory_kills = memory::kills() > kills;
-        let death = Death { end, rank, phase: beat.phase, progress, accelerator: beat.accelerator, memory_kills };
+        let death = Death { end, rank, phase: beat.phase, begun, progress, accelerator: beat.accelerator, memory_kills };
         // Whoever asked for the end has it, whatever it looks like.
         let decision = if signals.stopped() { Decision::HandOn(code(&death)) } else { policy.decide(&death) };
         let log = run.as_deref().unwrap_or(Path::new(""));
-        let Decision::Restart { cuts, processor } = decision else {
+        let Decision::Restart { cuts, processor, pause } = decision else {
             let told = if decision == Decision::GiveUp { "given up" } else { "end" };
             record(log, &json!({ "event": told, "what": death.to_string(), "checkpoint": after }));
             return match decision {
@@ -118,9 +125,17 @@ pub(crate) fn supervise(program: &str, limits: &Limits, fallback: bool, elastic:
         let without = &orders.without;
         record(
             log,
-            &json!({ "event": "restart", "what": death.to_string(), "checkpoint": after, "cuts": cuts, "processor": processor, "without": without }),
+            &json!({
+                "event": "restart",
+                "what": death.to_string(),
+                "checkpoint": after,
+                "cuts": cuts,
+                "processor": processor,
+                "without": without,
+                "pause_s": pause.as_secs(),
+            }),
         );
-        note(&told(&death, policy.restarts, cuts, processor, without, after));
+        note(&told(&death, policy.restarts, pause, cuts, processor, without, after));
         orders.restarts += 1;
         (orders.reason, orders.cuts) = (Some(death.to_string()), cuts);
         // With the same command there is no run to name.
@@ -130,6 +145,20 @@ pub(crate) fn supervise(program: &str, limits: &Limits, fallback: bool, elastic:
             orders.processor.get_or_insert_with(why);
         }
         signals.before("stopped between two starts: the last checkpoint stands");
+        wait(pause, || signals.stopped());
+    }
+}
+
+fn pauses() -> Pauses {
+    let of_tests = std::env::var(PAUSE).ok().and_then(|seconds| seconds.parse::<u64>().ok());
+    of_tests.map_or(PAUSES, |seconds| Pauses::default().map(|_| Duration::from_secs(seconds)))
+}
+
+/// Waits so long, or until somebody has asked for the end: a signal that comes meanwhile ends this process, one that came just before is passed on to the next.
+fn wait(pause: Duration, stopped: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while begun.elapsed() < pause && !stopped() {
+        std::thread::sleep(LOOK.min(pause));
     }
 }
 
@@ -151,13 +180,14 @@ fn to_leave_out(orders: &Orders, ranks: usize, end: &End, lost: Option<usize>) -
 }
 
 /// What happens now, for a person.
-fn told(death: &Death, restarts: u32, cuts: u32, processor: bool, without: &[usize], checkpoint: Option<u64>) -> String {
+fn told(death: &Death, restarts: u32, pause: Duration, cuts: u32, processor: bool, without: &[usize], checkpoint: Option<u64>) -> String {
+    let soon = if pause.is_zero() { String::new() } else { format!(" in {} s", pause.as_secs()) };
     let from = checkpoint.map_or("from the beginning".into(), |step| format!("from the checkpoint of step {step}"));
     let smaller = if cuts > 0 { ", with smaller parts of batches" } else { "" };
     let place = if processor { ", on the CPU" } else { "" };
     let fewer: String = without.iter().map(|rank| format!(", without rank {rank}")).collect();
     format!(
-        "supervisor: {death}; starting again {from}{smaller}{place}{fewer} (restart {restarts} of {MAX_WITHOUT_PROGRESS} without a new one)"
+        "supervisor: {death}; starting again{soon} {from}{smaller}{place}{fewer} (restart {restarts} of {MAX_WITHOUT_PROGRESS} without a new one)"
     )
 }
 
@@ -244,12 +274,23 @@ mod tests {
     }
 
     #[test]
+    fn a_pause_ends_when_somebody_asks_for_the_end() {
+        let begun = Instant::now();
+        wait(Duration::from_secs(3600), || begun.elapsed() > Duration::from_millis(60));
+        assert!(begun.elapsed() < Duration::from_secs(60));
+        wait(Duration::from_millis(120), || false);
+        assert!(begun.elapsed() >= Duration::from_millis(180));
+    }
+
+    #[test]
     fn a_report_counts_what_came_again() {
-        let last = Death { end: End::Code(1), rank: None, phase: "step".into(), progress: false, accelerator: false, memory_kills: false };
+        let (end, phase) = (End::Code(1), "step".into());
+        let last = Death { end, rank: None, phase, begun: true, progress: false, accelerator: false, memory_kills: false };
         let ends = ["it hung", "it hung", "it ended in a step with code 1"].map(String::from).to_vec();
         assert_eq!(report(ends, &last), "it hung (2 times), then it ended in a step with code 1 (2 times)");
-        assert!(told(&last, 2, 1, true, &[3], Some(40)).ends_with(
-            "code 1; starting again from the checkpoint of step 40, with smaller parts of batches, on the CPU, without rank 3 (restart 2 of 3 without a new one)"
+        assert!(told(&last, 2, Duration::from_secs(10), 1, true, &[3], Some(40)).ends_with(
+            "code 1; starting again in 10 s from the checkpoint of step 40, with smaller parts of batches, on the CPU, without rank 3 (restart 2 of 3 without a new one)"
         ));
+        assert!(told(&last, 1, Duration::ZERO, 0, false, &[], None).contains("code 1; starting again from the beginning (restart 1 "));
     }
 }

@@ -1,9 +1,11 @@
 //! What a supervisor does about an end: a pure function of how processes of the run ended so far.
 //!
 //! An end that a restart would not change (a mistake in the settings, a full disk, divergence) is handed on. Any other is answered by a
-//! restart, until three in a row have brought no new checkpoint.
+//! restart, until three in a row have brought no new checkpoint; each comes later than the one before, for a disk or a driver that is away may be
+//! there again in a minute.
 
 use std::fmt;
+use std::time::Duration;
 
 use bellows_exit::Exit;
 use bellows_learner::Phase;
@@ -11,6 +13,12 @@ use bellows_runs::End;
 
 /// Restarts in a row without a new checkpoint; one more is not made.
 pub(crate) const MAX_WITHOUT_PROGRESS: u32 = 3;
+
+/// What is waited before the first of them, the second, and so on.
+pub(crate) type Pauses = [Duration; MAX_WITHOUT_PROGRESS as usize];
+
+/// For runs of days.
+pub(crate) const PAUSES: Pauses = [Duration::from_secs(1), Duration::from_secs(10), Duration::from_secs(60)];
 
 /// Failures of an accelerator in a row, without a new checkpoint between them, after which it is given up for the processor.
 const DEVICE_FAILURES: u32 = 2;
@@ -27,6 +35,8 @@ pub(crate) struct Death {
     pub(crate) rank: Option<usize>,
     /// What the process was busy with.
     pub(crate) phase: String,
+    /// A process before it has made a checkpoint: settings and data were good then.
+    pub(crate) begun: bool,
     /// A checkpoint newer than those at its start.
     pub(crate) progress: bool,
     pub(crate) accelerator: bool,
@@ -74,6 +84,10 @@ fn device_code() -> i32 {
     Exit::Device.code().into()
 }
 
+fn usage_code() -> i32 {
+    Exit::Usage.code().into()
+}
+
 /// What is to be done.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Decision {
@@ -85,6 +99,8 @@ pub(crate) enum Decision {
         cuts: u32,
         /// On the processor.
         processor: bool,
+        /// After so long.
+        pause: Duration,
     },
     /// Nothing more: it comes to nothing.
     GiveUp,
@@ -95,6 +111,7 @@ pub(crate) enum Decision {
 pub(crate) struct Policy {
     /// Whether the processor may be taken in place of a device that fails.
     fallback: bool,
+    pauses: Pauses,
     /// Since the last checkpoint: restarts, failures of the device, ends that look like want of memory, cuts made for them.
     pub(crate) restarts: u32,
     device_failures: u32,
@@ -105,13 +122,13 @@ pub(crate) struct Policy {
 }
 
 impl Policy {
-    pub(crate) fn new(fallback: bool) -> Self {
-        Self { fallback, ..Self::default() }
+    pub(crate) fn new(fallback: bool, pauses: Pauses) -> Self {
+        Self { fallback, pauses, ..Self::default() }
     }
 
     pub(crate) fn decide(&mut self, death: &Death) -> Decision {
         if death.progress {
-            *self = Self { processor: self.processor, ..Self::new(self.fallback) };
+            *self = Self { processor: self.processor, ..Self::new(self.fallback, self.pauses) };
         }
         if let End::Code(code) = death.end
             && self.is_final(code, death)
@@ -128,27 +145,36 @@ impl Policy {
         if death.out_of_memory() || (killed && self.memory_failures >= 2) {
             self.cuts += 1;
         }
-        self.device_failures += u32::from(of_the_device(death));
+        let failed = self.is_of_the_device(death);
+        self.device_failures += u32::from(failed);
         self.processor |= self.fallback && self.device_failures >= DEVICE_FAILURES;
-        Decision::Restart { cuts: self.cuts, processor: self.processor }
+        let [.., longest] = self.pauses;
+        // The processor, once taken, is kept: before that the device has all the time there is to come back.
+        let last_try = failed && self.fallback && !self.processor;
+        let pause = if last_try { longest } else { self.pauses[self.restarts as usize - 1] };
+        Decision::Restart { cuts: self.cuts, processor: self.processor, pause }
     }
 
-    /// Whether this code would come again. Code 2 of a run that was under way is a device that is not there any more: nothing else has changed.
+    /// Whether this code would come again. Code 2 of a run that was under way is a device, or data, not there now: nothing else has changed.
     fn is_final(&self, code: i32, death: &Death) -> bool {
-        let usage = i32::from(Exit::Usage.code());
         // 129, 130 and 143: somebody has asked it to end at once.
         let final_codes = [0, Exit::FinalSave.code().into(), Exit::Diverged.code().into(), 129, 130, 143];
-        final_codes.contains(&code) || (code == usage && !(self.device_failures > 0 && death.phase == Phase::Start.name()))
+        let under_way = (self.device_failures > 0 || death.begun) && death.phase == Phase::Start.name();
+        final_codes.contains(&code) || (code == usage_code() && !under_way)
     }
-}
 
-/// Whether it may have been the device's fault: it says so, it is not there any more, or a process that computes on an accelerator hangs or
-/// crashes in its driver.
-fn of_the_device(death: &Death) -> bool {
-    let killed = matches!(death.end, End::Signal(SIGKILL));
-    let died = matches!(death.end, End::Hung(_) | End::Signal(_) | End::Code(101)) && !killed;
-    let told = [device_code(), Exit::Usage.code().into()];
-    matches!(&death.end, End::Code(code) if told.contains(code)) || (died && death.accelerator)
+    /// Whether it may have been the device's fault: it says so, it is not there any more after it has failed, or a process that computes on an accelerator
+    /// hangs or crashes in its driver.
+    fn is_of_the_device(&self, death: &Death) -> bool {
+        match death.end {
+            End::Code(code) if code == device_code() => true,
+            // Of a process that has its accelerator it is something else.
+            End::Code(code) if code == usage_code() => self.device_failures > 0 && !death.accelerator,
+            End::Signal(SIGKILL) => false,
+            End::Hung(_) | End::Signal(_) | End::Code(101) => death.accelerator,
+            End::Code(_) => false,
+        }
+    }
 }
 
 #[cfg(test)]
@@ -156,16 +182,23 @@ mod tests {
     use super::*;
 
     fn death(end: End) -> Death {
-        Death { end, rank: None, phase: "step".into(), progress: false, accelerator: false, memory_kills: false }
+        Death { end, rank: None, phase: "step".into(), begun: false, progress: false, accelerator: false, memory_kills: false }
     }
 
     fn again(cuts: u32, processor: bool) -> Decision {
-        Decision::Restart { cuts, processor }
+        Decision::Restart { cuts, processor, pause: Duration::ZERO }
     }
 
     fn decisions(fallback: bool, deaths: &[Death]) -> Vec<Decision> {
-        let mut policy = Policy::new(fallback);
+        let mut policy = Policy::new(fallback, Pauses::default());
         deaths.iter().map(|death| policy.decide(death)).collect()
+    }
+
+    /// Seconds before each restart.
+    fn pauses(fallback: bool, deaths: &[Death]) -> Vec<u64> {
+        let mut policy = Policy::new(fallback, PAUSES);
+        let decided = deaths.iter().map(|death| policy.decide(death));
+        decided.filter_map(|decision| if let Decision::Restart { pause, .. } = decision { Some(pause.as_secs()) } else { None }).collect()
     }
 
     #[test]
@@ -187,6 +220,34 @@ mod tests {
         for code in [1, 5, 101] {
             assert_eq!(decisions(false, &[death(End::Code(code))]), [again(0, false)]);
         }
+    }
+
+    #[test]
+    fn each_restart_without_a_checkpoint_comes_later() {
+        let crash = death(End::Signal(11));
+        let after_progress = Death { progress: true, ..crash.clone() };
+        let deaths = [crash.clone(), crash.clone(), after_progress, crash.clone(), crash.clone(), crash];
+        assert_eq!(pauses(false, &deaths), [1, 10, 1, 10, 60], "and then it is given up");
+        // A card that is lost has a minute before it is given up for good.
+        let lost = death(End::Code(5));
+        assert_eq!(pauses(true, &[lost.clone(), lost.clone(), lost.clone()]), [60, 10, 60]);
+        assert_eq!(pauses(false, &[lost.clone(), lost]), [1, 10]);
+    }
+
+    /// A disk that is not there for a moment: before the run began it is a mistake of the user's.
+    #[test]
+    fn data_that_are_away_are_waited_for_once_a_run_is_under_way() {
+        let away = Death { phase: "start".into(), ..death(End::Code(2)) };
+        assert_eq!(decisions(true, &[away.clone()]), [Decision::HandOn(2)]);
+        let begun = Death { begun: true, ..away };
+        let four = [(); 4].map(|()| begun.clone());
+        let again = again(0, false);
+        assert_eq!(decisions(true, &four), [again.clone(), again.clone(), again.clone(), Decision::GiveUp], "it is not the device");
+        assert_eq!(pauses(true, &four), [1, 10, 60]);
+        let [lost, with_its_card] = [death(End::Code(5)), Death { accelerator: true, ..begun.clone() }];
+        assert_eq!(decisions(true, &[lost, with_its_card]), [again.clone(), again]);
+        let later = Death { phase: "export".into(), ..begun };
+        assert_eq!(decisions(true, &[later]), [Decision::HandOn(2)], "it has found out something");
     }
 
     #[test]

@@ -71,6 +71,9 @@ impl Sums {
     }
 }
 
+/// What this rank has made, and, of several ranks, what all have made.
+pub(crate) type Together<O> = (Made<O>, Option<(Met, Sums)>);
+
 /// What keeps a rank from going on.
 #[derive(Clone, Serialize, Deserialize)]
 enum Trouble {
@@ -144,7 +147,7 @@ pub(crate) fn meet<M: Module, O>(
     model: &M,
     meanwhile: bool,
     pass: impl FnOnce() -> Result<Made<O>, Failure>,
-) -> Result<(Made<O>, Option<(Met, Sums)>), Failure> {
+) -> Result<Together<O>, Failure> {
     let Some(others) = ranks.others() else { return pass().map(|made| (made, None)) };
     let order = ranks.early();
     let buckets = Buckets::of(layout, order.as_deref().unwrap_or_default());

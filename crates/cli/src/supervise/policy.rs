@@ -238,7 +238,7 @@ mod tests {
     #[test]
     fn data_that_are_away_are_waited_for_once_a_run_is_under_way() {
         let away = Death { phase: "start".into(), ..death(End::Code(2)) };
-        assert_eq!(decisions(true, &[away.clone()]), [Decision::HandOn(2)]);
+        assert_eq!(decisions(true, std::slice::from_ref(&away)), [Decision::HandOn(2)]);
         let begun = Death { begun: true, ..away };
         let four = [(); 4].map(|()| begun.clone());
         let again = again(0, false);

@@ -7,12 +7,13 @@ use bellows_cli::{Failure, Signals, Usage, count, option, say, switch, text, who
 use bellows_device::{ProbeOptions, select};
 use bellows_runs::write_atomic;
 use bellows_yolo::Detector;
+use bellows_yolo::config::STRIDE;
 use bellows_yolo::export::{About, ExportError, OPSET, OnnxOptions, Suppression, iso_date, to_onnx, to_pt, to_weights};
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgMatches, Command, value_parser};
 use serde_json::{Map, Value};
 
-use crate::used::{STRIDE, sides, weights_flag, weights_path};
+use crate::used::{sides, weights_flag, weights_path};
 
 /// The verb's flags.
 pub(crate) fn command() -> Command {

@@ -6,15 +6,12 @@ use bellows_cli::{Context, Exit, Failure, Usage, flag, flag_values, note, option
 use bellows_learner::RunFile;
 use bellows_runs::write_atomic;
 use bellows_settings::{Layer, Setting};
-use bellows_yolo::config::{SETTINGS, TrainConfig};
+use bellows_yolo::config::{SETTINGS, STRIDE, TrainConfig};
 use bellows_yolo::predict::tiles::{Merge, MergeBy, Tiling};
 use bellows_yolo::{Chosen, WeightFile, weight_file};
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgMatches, value_parser};
 use serde_json::{Map, Value, json};
-
-/// Sides of images are multiples of this.
-pub(crate) const STRIDE: usize = 32;
 
 /// Settings of training that a verb has too, with defaults of its own.
 pub(crate) struct Share {
@@ -56,7 +53,7 @@ impl Share {
     /// A value of the wrong kind, a rule that is broken.
     pub(crate) fn settle(&self, matches: &ArgMatches, weights: &WeightFile) -> Result<TrainConfig, Failure> {
         let layer = |origin: &str, values| Layer { origin: origin.into(), values };
-        let imgsz = weights.imgsz().filter(|&n| n > 0).map(|n| ("imgsz".to_string(), json!(n.next_multiple_of(32))));
+        let imgsz = weights.imgsz().filter(|&n| n > 0).map(|n| ("imgsz".to_string(), json!(n.next_multiple_of(STRIDE as u32))));
         let flags = flag_values(self.table().map(|s| (s.key(), s.read)), matches);
         let trained = without_range(weights.preprocessing().settings(), &flags);
         let layers = [

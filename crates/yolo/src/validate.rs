@@ -10,7 +10,7 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use crate::boxes::{Detection, GroundTruth, Label, xywh_to_xyxy};
-use crate::config::TrainConfig;
+use crate::config::{STRIDE, TrainConfig};
 use crate::data::{
     Areas, Batch, CocoIds, DataError, FrameMeta, Grouping, Item, Letterbox, RectBatch, Size, Target, rect_batches, val_batch,
 };
@@ -165,8 +165,6 @@ pub struct Case {
     pub truths: Vec<GroundTruth>,
 }
 
-/// Network inputs are multiples of this.
-const MAX_STRIDE: u32 = 32;
 /// Batches whose pictures are drawn.
 const SHOWN: usize = 3;
 /// Images with mistakes that are remembered.
@@ -199,7 +197,7 @@ pub fn validate(model: &Fused, set: &ValSet, config: &TrainConfig, context: &mut
     let nc = model.nc();
     let loss = detection_loss(config, nc);
     let imgsz = config.imgsz as u32;
-    let batches = rect_batches(&set.sizes, 2 * config.batch.images(), imgsz, MAX_STRIDE, 0.5);
+    let batches = rect_batches(&set.sizes, 2 * config.batch.images(), imgsz, STRIDE as u32, 0.5);
     let suppression = suppression(config);
     let mut judge = Judge::new(nc, config, set)?;
     let mine: Vec<usize> = (0..batches.len()).filter(|&i| context.shared.is_mine(i)).collect();

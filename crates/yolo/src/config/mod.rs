@@ -50,7 +50,7 @@ pub const MAY_CHANGE: [&str; 20] = [
 pub const HALF: &str = "f16";
 
 /// The network's coarsest stride: sides of its input are multiples of it.
-pub(crate) const STRIDE: usize = 32;
+pub const STRIDE: usize = 32;
 
 settings! {
     /// All settings of a training run; see [`SETTINGS`] for the same as a table.
@@ -519,7 +519,7 @@ impl TrainConfig {
 
     /// Pixels of the longest side that a batch has: with `multi_scale` half as much again as `imgsz`.
     pub fn largest_side(&self) -> usize {
-        if self.multi_scale { (self.imgsz * 3 / 2).next_multiple_of(32) } else { self.imgsz }
+        if self.multi_scale { (self.imgsz * 3 / 2).next_multiple_of(STRIDE) } else { self.imgsz }
     }
 
     /// Images that an update really sees, once warm-up is over.

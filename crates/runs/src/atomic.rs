@@ -21,6 +21,19 @@ pub fn write_atomic(path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
     replace(&DiskStore, path, bytes)
 }
 
+/// The same without a flush, for many small files that are looked at before they are used: a reader and a kill see the old contents or the new, a power cut
+/// may leave a part of them.
+///
+/// # Errors
+/// As [`write_atomic`].
+pub fn write_unflushed(path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
+    let temp = write_sibling(&DiskStore, path, bytes)?;
+    DiskStore.rename(&temp, path).map_err(|e| {
+        remove(&DiskStore, &temp);
+        StoreError::new("write", path, e.error)
+    })
+}
+
 /// The same of what `write` writes, for what is too large to be held.
 ///
 /// # Errors
@@ -208,6 +221,8 @@ mod tests {
         write_atomic(&path, b"one").unwrap();
         write_atomic(&path, b"two").unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"two");
+        write_unflushed(&path, b"three").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"three");
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 
@@ -219,6 +234,8 @@ mod tests {
         let error = write_atomic(&occupied, b"bytes").unwrap_err();
         assert!(error.to_string().contains("occupied"), "{error}");
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "the temporary sibling is gone");
+        assert!(write_unflushed(&occupied, b"bytes").unwrap_err().to_string().contains("occupied"));
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "here too");
         assert!(write_atomic(&dir.path().join("no/such/dir"), b"").is_err());
         assert!(write_atomic(Path::new(".."), b"").is_err());
     }

@@ -6,7 +6,7 @@ use bellows_cli::{Context, Exit, Failure, Signals, Usage, device_of_rank, join_p
 use bellows_device::{Backend, ProbeOptions, Work, select};
 use bellows_kernels::{Lowering, Precision, cube, processor_choices, processor_has_bf16, processor_level, processor_peak};
 use bellows_yolo::bench::LayerTimes;
-use bellows_yolo::config::HALF;
+use bellows_yolo::config::{HALF, STRIDE};
 
 use crate::args::BenchmarkArgs;
 use crate::run::has_half;
@@ -16,8 +16,9 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) fn run(args: &BenchmarkArgs, signals: &Signals) -> Result<(), Failure> {
     let what = args.what;
-    if what.batch == 0 || what.classes == 0 || what.steps == 0 || what.imgsz == 0 || !what.imgsz.is_multiple_of(32) {
-        return Err(Usage("benchmark: batch, classes and steps are at least 1, imgsz is a positive multiple of 32".into()).into());
+    if what.batch == 0 || what.classes == 0 || what.steps == 0 || what.imgsz == 0 || !what.imgsz.is_multiple_of(STRIDE) {
+        let problem = format!("benchmark: batch, classes and steps are at least 1, imgsz is a positive multiple of {STRIDE}");
+        return Err(Usage(problem).into());
     }
     join_pool(args.threads)?;
     let work = if what.half { Work::HalfDetector } else { Work::Detector };

@@ -7,12 +7,13 @@ use bellows_cli::{Failure, Signals, Usage, count, option, say, switch, text, who
 use bellows_device::{ProbeOptions, select};
 use bellows_runs::write_atomic;
 use bellows_yolo::Detector;
+use bellows_yolo::config::STRIDE;
 use bellows_yolo::export::{About, ExportError, OPSET, OnnxOptions, Suppression, iso_date, to_onnx, to_pt, to_weights};
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgMatches, Command, value_parser};
 use serde_json::{Map, Value};
 
-use crate::used::{STRIDE, sides, weights_flag, weights_path};
+use crate::used::{sides, weights_flag, weights_path};
 
 /// The verb's flags.
 pub(crate) fn command() -> Command {
@@ -146,7 +147,7 @@ fn onnx_options(matches: &ArgMatches, detector: &Detector) -> Result<OnnxOptions
 /// `ONNX opset 17, images [1, 3, 640, 640] to output0 [1, 10, 8400]`.
 fn describe(about: &About, options: &OnnxOptions) -> String {
     let [h, w] = options.size;
-    let anchors: usize = [8, 16, 32].iter().map(|s| (h / s) * (w / s)).sum();
+    let anchors: usize = about.config.strides().iter().map(|s| (h / s) * (w / s)).sum();
     let free = |number: usize, name: &str| if options.dynamic { name.to_string() } else { number.to_string() };
     let batch = free(options.batch, "batch");
     let output = match options.nms {
@@ -160,7 +161,30 @@ fn describe(about: &About, options: &OnnxOptions) -> String {
 
 #[cfg(test)]
 mod tests {
+    use bellows_yolo::Preprocessing;
+    use bellows_yolo::model::YoloConfig;
+
     use super::*;
+
+    #[test]
+    fn the_shape_that_is_told_has_the_cells_of_all_levels() {
+        let told = |p2, nms: Option<Suppression>| {
+            let about = About {
+                config: YoloConfig { p2, ..YoloConfig::new(6) },
+                names: Vec::new(),
+                imgsz: 640,
+                date: String::new(),
+                license: None,
+                settings: Map::new(),
+                preprocessing: Preprocessing::default(),
+            };
+            describe(&about, &OnnxOptions { batch: 1, size: [640; 2], dynamic: false, nms })
+        };
+        assert!(told(false, None).ends_with("output0 [1, 10, 8400]"), "{}", told(false, None));
+        assert!(told(true, None).ends_with("output0 [1, 10, 34000]"), "{}", told(true, None));
+        let all = told(true, Some(Suppression { conf: 0.25, iou: 0.7, max_det: 50_000 }));
+        assert!(all.ends_with("output0 [1, 34000, 6]"), "{all}");
+    }
 
     #[test]
     fn a_flag_of_another_format_is_refused() {

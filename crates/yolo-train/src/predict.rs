@@ -24,8 +24,10 @@ use crate::run::device_to_use;
 use crate::shots::{Seen, read};
 use crate::used::{Share, sides, tiling, tiling_flags, weights_flag, weights_path};
 
-/// Results that wait for the next thread, in batches.
-const AHEAD: usize = 4;
+/// Frames that may wait between two threads: a batch, and a few more so that neither waits for the other. Of a film of 4K each takes 25 MB.
+fn ahead(batch: usize) -> usize {
+    batch + 2
+}
 
 fn share() -> Share {
     let names = &[
@@ -45,8 +47,12 @@ fn share() -> Share {
         "percentile",
         "percentile_of",
     ];
-    Share::new(names, json!({ "name": "predict", "conf": 0.25 }))
-        .worded(&[("classes", "Keep detections of these class indices only, as a list")])
+    Share::new(names, json!({ "name": "predict", "conf": 0.25 })).worded(&[
+        ("classes", "Keep detections of these class indices only, as a list"),
+        ("range", "Counts of 16-bit images that become black and white, as low,high [default: as trained, else percentiles of each image]"),
+        ("percentile", "Percentiles of the counts of each 16-bit image that do, as low,high, in place of a range [default: 0.5,99.5]"),
+        ("percentile_of", "Whose percentiles: frame, of each image by itself; of data only training and val measure them"),
+    ])
 }
 
 /// A switch that can be turned off by a word.
@@ -116,6 +122,7 @@ pub(crate) fn run(matches: &ArgMatches, _: &Signals) -> Result<(), Failure> {
     join_pool(0)?;
     let weights = WeightFile::read(&path)?;
     let config = share().settle(matches, &weights)?;
+    images_are_alone(matches)?;
     let tiling = tiling(matches)?;
     let device = device_to_use(&config)?;
     let whole = |name: &str| matches.get_one::<u32>(name).map_or(1, |&n| n as usize);
@@ -134,6 +141,14 @@ pub(crate) fn run(matches: &ArgMatches, _: &Signals) -> Result<(), Failure> {
     let results = Results::new(wanted(matches, &config)?, inputs.len(), weights.names().to_vec());
     let (results, clock) = walk(&predictor, &inputs, (whole("vid-stride") as u64, config.levels().alone(), config.stack()), results)?;
     results.end(clock.elapsed().as_secs_f64())
+}
+
+/// Refuses percentiles of a data set, of which nothing is known here.
+fn images_are_alone(matches: &ArgMatches) -> Result<(), Usage> {
+    match text(matches, "percentile_of").as_deref() {
+        Some("data") => Err(Usage("--percentile-of data: predict knows no data set; --range LOW,HIGH is one range for all images".into())),
+        _ => Ok(()),
+    }
 }
 
 fn wanted(matches: &ArgMatches, config: &TrainConfig) -> Result<Wanted, Failure> {
@@ -162,8 +177,8 @@ fn walk(
 ) -> Result<(Results, Instant), Failure> {
     let batch = predictor.config().batch;
     let clock = Instant::now();
-    let (to_compute, shots) = sync_channel(AHEAD * batch);
-    let (to_write, seen) = sync_channel::<Seen>(AHEAD * batch);
+    let (to_compute, shots) = sync_channel(ahead(batch));
+    let (to_write, seen) = sync_channel::<Seen>(ahead(batch));
     std::thread::scope(|scope| {
         scope.spawn(move || read(inputs, stride, (&levels, stack), &to_compute));
         let writer = scope.spawn(move || {
@@ -212,4 +227,26 @@ fn compute(predictor: &Predictor, shots: &Receiver<Seen>, to: &SyncSender<Seen>,
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_frames_wait_however_large_a_batch_is() {
+        assert_eq!([1, 8, 32].map(ahead), [3, 10, 34]);
+    }
+
+    #[test]
+    fn percentiles_are_of_each_image() {
+        command().debug_assert();
+        let matches = |args: &[&str]| command().try_get_matches_from([&["predict"], args].concat()).unwrap();
+        assert!(images_are_alone(&matches(&["--percentile", "1,99"])).is_ok());
+        assert!(images_are_alone(&matches(&["--percentile-of", "frame"])).is_ok());
+        let refused = images_are_alone(&matches(&["--percentile-of", "data"])).unwrap_err().to_string();
+        assert!(refused.contains("predict knows no data set") && refused.contains("--range"), "{refused}");
+        let help = command().render_long_help().to_string().split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(help.contains("of each image by itself") && !help.contains("a sample of the training set"), "{help}");
+    }
 }

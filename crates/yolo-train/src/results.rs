@@ -30,12 +30,13 @@ pub(crate) struct Wanted {
     pub(crate) ink: Ink,
 }
 
-/// A film that is being written, or whose frames are.
+/// A film that is being looked at.
 struct OpenFilm {
     /// Index of its source.
     input: usize,
     /// What its files are called, without a suffix.
     stem: PathBuf,
+    /// From its first picture on, where films are written.
     writer: Option<FilmWriter>,
 }
 
@@ -45,7 +46,10 @@ pub(crate) struct Results {
     sources: usize,
     names: Vec<String>,
     annotator: Annotator,
+    /// Of images and films.
     fresh: FreshNames,
+    /// Of label files, which frames of films have too.
+    fresh_labels: FreshNames,
     fresh_crops: FreshNames,
     film: Option<OpenFilm>,
     looked_at: usize,
@@ -57,8 +61,9 @@ pub(crate) struct Results {
 impl Results {
     pub(crate) fn new(wanted: Wanted, sources: usize, names: Vec<String>) -> Self {
         let annotator = Annotator::new(wanted.ink);
-        let (fresh, fresh_crops) = (FreshNames::default(), FreshNames::default());
-        Self { wanted, sources, names, annotator, fresh, fresh_crops, film: None, looked_at: 0, skipped: 0, labels: 0, milliseconds: 0.0 }
+        let (fresh, fresh_labels, fresh_crops) = Default::default();
+        let (looked_at, skipped, labels, milliseconds) = Default::default();
+        Self { wanted, sources, names, annotator, fresh, fresh_labels, fresh_crops, film: None, looked_at, skipped, labels, milliseconds }
     }
 
     /// The next result.
@@ -92,62 +97,74 @@ impl Results {
 
     fn write(&mut self, shot: &Shot, found: &[Detection]) -> Result<(), Failure> {
         let Some(root) = self.wanted.folder.clone() else { return Ok(()) };
-        let stem = match &shot.film {
+        let (stem, named) = match &shot.film {
             // The film itself has the name; each of its frames is numbered.
-            Some((number, _)) => format!("{}_{}", shot.stem, number + 1).into(),
-            None => self.fresh.fresh(&shot.stem),
+            Some((number, _)) => {
+                let stem = self.film_of(shot)?.stem.clone();
+                let named = format!("{}_{}", stem.display(), number + 1);
+                (stem, named)
+            }
+            None => {
+                let stem = self.fresh.fresh(&shot.stem);
+                let named = stem.display().to_string();
+                (stem, named)
+            }
         };
         if self.wanted.labels && !found.is_empty() {
             let lines = label_lines(found, shot.frame.size(), self.wanted.confidences);
-            save(&root.join("labels").join(&stem).with_added_extension("txt"), lines.as_bytes())?;
+            let name = self.fresh_labels.fresh(&named);
+            save(&root.join("labels").join(name).with_added_extension("txt"), lines.as_bytes())?;
             self.labels += 1;
         }
         if self.wanted.crops {
             for detection in found {
                 let Some(part) = crop(&shot.frame, detection) else { continue };
-                let name = self.fresh_crops.fresh(&format!("{}/{}", folder(&self.names, detection.class), stem.display()));
+                let name = self.fresh_crops.fresh(&format!("{}/{named}", folder(&self.names, detection.class)));
                 let path = root.join("crops").join(name).with_added_extension("jpg");
                 save(&path, &encode(&part.to_rgb(), &path).context(Exit::Failed, path.display())?)?;
             }
         }
         let drawn = self.wanted.images || self.wanted.frames && shot.film.is_some();
-        if drawn { self.draw(&root, &stem, shot, found) } else { Ok(()) }
+        if drawn { self.draw(&root.join(stem), shot, found) } else { Ok(()) }
     }
 
-    fn draw(&mut self, root: &Path, stem: &Path, shot: &Shot, found: &[Detection]) -> Result<(), Failure> {
+    /// Draws what goes to `stem` with a suffix.
+    fn draw(&mut self, stem: &Path, shot: &Shot, found: &[Detection]) -> Result<(), Failure> {
         let mut image = shot.frame.to_rgb();
         let boxes: Vec<GridBox> = found.iter().map(|d| GridBox { xyxy: d.xyxy, class: d.class, score: Some(d.score) }).collect();
         let name = Path::new(&shot.name);
         self.annotator.draw(&mut image, &boxes, &self.names, name).context(Exit::Failed, &shot.name)?;
         let Some((number, rate)) = &shot.film else {
             let jpeg = name.extension().is_some_and(|e| ["jpg", "jpeg"].iter().any(|known| e.eq_ignore_ascii_case(known)));
-            let path = root.join(stem).with_added_extension(if jpeg { "jpg" } else { "png" });
+            let path = stem.with_added_extension(if jpeg { "jpg" } else { "png" });
             return save(&path, &encode(&image, &path).context(Exit::Failed, path.display())?);
         };
-        let frames = self.wanted.frames;
-        let film = self.film_of(root, shot, image.dimensions(), rate)?;
-        if let Some(writer) = &mut film.writer {
-            writer.write(&image).context(Exit::Failed, &shot.name)?;
+        if self.wanted.images {
+            let film = self.film_of(shot)?;
+            if film.writer.is_none() {
+                let path = stem.with_added_extension("mp4");
+                film.writer = Some(FilmWriter::create(&path, image.dimensions(), rate).context(Exit::Failed, path.display())?);
+            }
+            if let Some(writer) = &mut film.writer {
+                writer.write(&image).context(Exit::Failed, &shot.name)?;
+            }
         }
-        if !frames {
+        if !self.wanted.frames {
             return Ok(());
         }
-        let mut folder = film.stem.clone().into_os_string();
+        let mut folder = stem.as_os_str().to_owned();
         folder.push("_frames");
         let path = Path::new(&folder).join(format!("{}.jpg", number + 1));
         save(&path, &encode(&image, &path).context(Exit::Failed, path.display())?)
     }
 
-    /// The film that a frame belongs to; the one before it is ended.
-    fn film_of(&mut self, root: &Path, shot: &Shot, size: (u32, u32), rate: &str) -> Result<&mut OpenFilm, Failure> {
+    /// The film that a frame belongs to, which has a name of its own from its first one on; the film before it is ended.
+    fn film_of(&mut self, shot: &Shot) -> Result<&mut OpenFilm, Failure> {
         let open = match self.film.take() {
             Some(film) if film.input == shot.input => film,
             before => {
                 ended(before)?;
-                let stem = root.join(self.fresh.fresh(&shot.stem));
-                let path = stem.with_added_extension("mp4");
-                let create = || FilmWriter::create(&path, size, rate).context(Exit::Failed, path.display());
-                OpenFilm { input: shot.input, stem, writer: self.wanted.images.then(create).transpose()? }
+                OpenFilm { input: shot.input, stem: self.fresh.fresh(&shot.stem), writer: None }
             }
         };
         Ok(self.film.insert(open))
@@ -186,4 +203,46 @@ fn ended(film: Option<OpenFilm>) -> Result<(), Failure> {
 fn save(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
     let folder = path.parent().unwrap_or(Path::new("."));
     std::fs::create_dir_all(folder).and_then(|()| std::fs::write(path, bytes)).context(Exit::Failed, path.display())
+}
+
+#[cfg(test)]
+mod tests {
+    use bellows_yolo::data::Frame;
+
+    use super::*;
+
+    #[test]
+    fn what_has_one_name_keeps_its_own_files() {
+        let dir = tempfile::tempdir().unwrap();
+        let ink = Ink::default();
+        let wanted = Wanted {
+            folder: Some(dir.path().into()),
+            images: false,
+            frames: false,
+            labels: true,
+            confidences: false,
+            crops: true,
+            json: true,
+            ink,
+        };
+        let mut results = Results::new(wanted, 3, vec!["car".into()]);
+        let found = |class| vec![Detection { xyxy: [1.0, 1.0, 9.0, 9.0], score: 0.5, class }];
+        let shot = |input, stem: &str, film: Option<u64>| {
+            let (stem, film) = (stem.to_string(), film.map(|number| (number, "25".to_string())));
+            Box::new(Shot { input, name: stem.clone(), stem, film, frame: Frame::filled(1, 16, 16, 90), stacked: None })
+        };
+        // Two films of one name, then the image that is called as the first frame of the first.
+        let shots = [(0, "clip", Some(0)), (0, "clip", Some(1)), (1, "clip", Some(0)), (2, "clip_1", None)];
+        for (class, (input, stem, film)) in (0..).zip(shots) {
+            results.take(Seen::Shot(shot(input, stem, film), found(class), 1.0)).unwrap();
+        }
+        results.end(1.0).unwrap();
+        for (class, name) in ["clip_1", "clip_2", "clip_2_1", "clip_1_2"].iter().enumerate() {
+            let lines = std::fs::read_to_string(dir.path().join(format!("labels/{name}.txt"))).unwrap();
+            assert!(lines.starts_with(&format!("{class} ")), "{name}: {lines}");
+        }
+        for crop in ["car/clip_1", "class_1/clip_2", "class_2/clip_2_1", "class_3/clip_1"] {
+            assert!(dir.path().join(format!("crops/{crop}.jpg")).is_file(), "{crop}");
+        }
+    }
 }

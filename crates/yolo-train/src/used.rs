@@ -6,15 +6,12 @@ use bellows_cli::{Context, Exit, Failure, Usage, flag, flag_values, note, option
 use bellows_learner::RunFile;
 use bellows_runs::write_atomic;
 use bellows_settings::{Layer, Setting};
-use bellows_yolo::config::{SETTINGS, TrainConfig};
+use bellows_yolo::config::{SETTINGS, STRIDE, TrainConfig};
 use bellows_yolo::predict::tiles::{Merge, MergeBy, Tiling};
 use bellows_yolo::{Chosen, WeightFile, weight_file};
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgMatches, value_parser};
 use serde_json::{Map, Value, json};
-
-/// Sides of images are multiples of this.
-pub(crate) const STRIDE: usize = 32;
 
 /// Settings of training that a verb has too, with defaults of its own.
 pub(crate) struct Share {
@@ -56,17 +53,26 @@ impl Share {
     /// A value of the wrong kind, a rule that is broken.
     pub(crate) fn settle(&self, matches: &ArgMatches, weights: &WeightFile) -> Result<TrainConfig, Failure> {
         let layer = |origin: &str, values| Layer { origin: origin.into(), values };
-        let imgsz = weights.imgsz().filter(|&n| n > 0).map(|n| ("imgsz".to_string(), json!(n.next_multiple_of(32))));
+        let imgsz = weights.imgsz().filter(|&n| n > 0).map(|n| ("imgsz".to_string(), json!(n.next_multiple_of(STRIDE as u32))));
         let flags = flag_values(self.table().map(|s| (s.key(), s.read)), matches);
+        let trained = without_range(weights.preprocessing().settings(), &flags);
         let layers = [
             layer("defaults", self.defaults.clone()),
-            layer("the weights' metadata", imgsz.into_iter().chain(weights.preprocessing().settings()).collect()),
+            layer("the weights' metadata", imgsz.into_iter().chain(trained).collect()),
             layer("command line", flags),
         ];
         let (config, notes) = TrainConfig::with_notes(&layers)?;
         notes.iter().for_each(|line| note(line));
         Ok(config)
     }
+}
+
+/// What weights were trained with, without the range of 16-bit images where `flags` ask for percentiles, which a range would make void.
+fn without_range(mut trained: Map<String, Value>, flags: &Map<String, Value>) -> Map<String, Value> {
+    if ["percentile", "percentile_of"].iter().any(|&key| flags.contains_key(key)) {
+        trained.remove("range");
+    }
+    trained
 }
 
 impl Share {
@@ -167,6 +173,27 @@ pub(crate) fn keep(folder: &Path, files: &[RunFile]) -> Result<(), Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn percentiles_that_are_typed_are_stronger_than_the_range_of_the_weights() {
+        let share = Share::new(&["range", "percentile", "percentile_of"], json!({}));
+        let command = || clap::Command::new("x").args(share.flags());
+        let trained = json!({ "range": [2900.0, 3400.5], "frames": 2 }).as_object().cloned().unwrap();
+        let levels = |typed: &[&str]| {
+            let matches = command().try_get_matches_from([&["x"], typed].concat()).unwrap();
+            let flags = flag_values(share.table().map(|s| (s.key(), s.read)), &matches);
+            let layer = |values| Layer { origin: String::new(), values };
+            let layers = [layer(without_range(trained.clone(), &flags)), layer(flags)];
+            let config = TrainConfig::from_layers(&layers).unwrap();
+            assert_eq!(config.frames, 2, "of the rest nothing is forgotten");
+            config.levels()
+        };
+        assert_eq!(levels(&[]).range, Some([2900.0, 3400.5]));
+        let typed = levels(&["--percentile", "1,99"]);
+        assert_eq!((typed.range, typed.percentile, typed.per_frame), (None, [1.0, 99.0], false));
+        assert_eq!((levels(&["--percentile-of", "frame"]).range, levels(&["--percentile-of", "frame"]).per_frame), (None, true));
+        assert_eq!(levels(&["--percentile", "1,99", "--range", "5,6"]).range, Some([5.0, 6.0]));
+    }
 
     #[test]
     fn sizes_in_every_form() {

@@ -8,10 +8,8 @@ use std::sync::{Mutex, PoisonError};
 use bellows_learner::Draw;
 use bellows_learner::rng::Rng;
 
+use crate::config::STRIDE;
 use crate::data::{RectBatch, Size, rect_batches};
-
-/// The network's coarsest stride.
-const STRIDE: u32 = 32;
 
 /// The images of a training set by their sizes.
 pub struct Rect {
@@ -63,7 +61,7 @@ impl Rect {
     fn batches(&self, draw: Draw, samples: &[usize]) -> Vec<RectBatch> {
         let sizes: Vec<Size> = samples.iter().map(|&i| self.sizes[i]).collect();
         let together = self.batch[0] * self.batch[1];
-        let mut batches = rect_batches(&sizes, together, self.imgsz, STRIDE, 0.0);
+        let mut batches = rect_batches(&sizes, together, self.imgsz, STRIDE as u32, 0.0);
         batches.iter_mut().flat_map(|batch| &mut batch.indices).for_each(|i| *i = samples[*i]);
         let mut order = Rng::new(draw.seed, "rect order", draw.epoch as u64, 0);
         for i in (1..samples.len() / together.max(1)).rev() {

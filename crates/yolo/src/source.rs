@@ -173,7 +173,7 @@ impl TrainingData {
             _ => None,
         };
         let shards = train.shards();
-        let (labels, ids, meta) = (train.all_labels().to_vec(), val.ids().clone(), val.meta.clone());
+        let (labels, ids, meta, areas) = (train.all_labels().to_vec(), val.ids().clone(), val.meta.clone(), val.areas().clone());
         let before = [&train, &val].map(|scan| frames_before(config, scan));
         let channels = if config.stack().is_on() { config.stack().channels() } else { data.channels as usize };
         let image_channels = gray_or(config, data.channels) as usize;
@@ -181,7 +181,7 @@ impl TrainingData {
         let sets = [train, val].map(|scan| Arc::new(set(scan)));
         let [train_sizes, sizes] = [0, 1].map(|i: usize| sets[i].sizes());
         let [train, val] = [0, 1].map(|i: usize| stacked(config, sets[i].clone(), &before[i]));
-        let val = ValSet::with_sizes(val, sizes).with_ids(ids).with_meta(meta);
+        let val = ValSet::with_sizes(val, sizes).with_ids(ids).with_meta(meta).with_areas(areas);
         let groups = val.groupings(config.group_by.as_deref().unwrap_or_default())?;
         let mut order = order([train.len(), val.len()], &before, &weights, &groups);
         if config.rect {
@@ -240,12 +240,12 @@ impl SplitData {
         };
         let normalisation = config.levels().resolve(measured.as_ref().unwrap_or(&scan), cache_dir().as_deref())?;
         lines.extend(deep.then(|| levels_line(normalisation)));
-        let (ids, meta, before) = (scan.ids().clone(), scan.meta.clone(), frames_before(config, &scan));
+        let (ids, meta, areas, before) = (scan.ids().clone(), scan.meta.clone(), scan.areas().clone(), frames_before(config, &scan));
         let set = YoloDataset::new(scan.bare(), gray_or(config, channels as u32), normalisation);
         let sizes = set.sizes();
         let names = class_names(config, &data);
-        let set =
-            ValSet::with_sizes(stacked(config, cached(config, Arc::new(set), progress)?, &before), sizes).with_ids(ids).with_meta(meta);
+        let set = stacked(config, cached(config, Arc::new(set), progress)?, &before);
+        let set = ValSet::with_sizes(set, sizes).with_ids(ids).with_meta(meta).with_areas(areas);
         set.groupings(config.group_by.as_deref().unwrap_or_default())?;
         Ok(Self { set, names, lines })
     }

@@ -10,7 +10,7 @@ use burn::tensor::module::interpolate;
 use burn::tensor::ops::{InterpolateMode, InterpolateOptions};
 use burn::tensor::{Device, FloatDType};
 
-use crate::config::TrainConfig;
+use crate::config::{STRIDE, TrainConfig};
 use crate::data::batch::{collate, multi_scale, readable};
 use crate::data::sampler::{epoch_length, epoch_samples};
 use crate::data::stages::{Stages, TimedReads, timed};
@@ -68,8 +68,8 @@ impl DetectionTask {
         if !self.config.multi_scale {
             return own;
         }
-        let long = multi_scale(draw.seed, draw.epoch as u64, draw.first as u64, self.config.imgsz as u32, 32) as usize;
-        own.map(|side| (side * long).div_ceil(own[0].max(own[1])).next_multiple_of(32))
+        let long = multi_scale(draw.seed, draw.epoch as u64, draw.first as u64, self.config.imgsz as u32, STRIDE as u32) as usize;
+        own.map(|side| (side * long).div_ceil(own[0].max(own[1])).next_multiple_of(STRIDE))
     }
 
     /// What a batch, and every part of it, is letterboxed to; the data has `images`.

@@ -10,8 +10,10 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use crate::boxes::{Detection, GroundTruth, Label, xywh_to_xyxy};
-use crate::config::TrainConfig;
-use crate::data::{Batch, CocoIds, DataError, FrameMeta, Grouping, Item, Letterbox, RectBatch, Size, Target, rect_batches, val_batch};
+use crate::config::{STRIDE, TrainConfig};
+use crate::data::{
+    Areas, Batch, CocoIds, DataError, FrameMeta, Grouping, Item, Letterbox, RectBatch, Size, Target, rect_batches, val_batch,
+};
 use crate::loss::DetectionLoss;
 use crate::metrics::{
     CocoEvaluator, CocoMetrics, ConfusionMatrix, DetectionMetrics, Evaluator, Grouped, NmsConfig, Speed, group_metrics, match_detections,
@@ -32,6 +34,8 @@ pub struct ValSet {
     ids: Arc<CocoIds>,
     /// What they know of images beside their pixels.
     meta: Arc<FrameMeta>,
+    /// Areas of objects that are not those of their boxes.
+    areas: Arc<Areas>,
     /// Every detection is kept.
     keeps: bool,
 }
@@ -39,7 +43,7 @@ pub struct ValSet {
 impl ValSet {
     /// A set whose image sizes are known.
     pub fn with_sizes(data: Arc<dyn Dataset<Item>>, sizes: Vec<Size>) -> Self {
-        Self { data, sizes, ids: Arc::default(), meta: Arc::default(), keeps: false }
+        Self { data, sizes, ids: Arc::default(), meta: Arc::default(), areas: Arc::default(), keeps: false }
     }
 
     /// With the ids that its images and classes have in their COCO files.
@@ -50,6 +54,11 @@ impl ValSet {
     /// With what is known of its images beside their pixels.
     pub fn with_meta(self, meta: FrameMeta) -> Self {
         Self { meta: Arc::new(meta), ..self }
+    }
+
+    /// With areas of its objects that are not those of their boxes.
+    pub(crate) fn with_areas(self, areas: Areas) -> Self {
+        Self { areas: Arc::new(areas), ..self }
     }
 
     /// The same images in another place.
@@ -156,8 +165,6 @@ pub struct Case {
     pub truths: Vec<GroundTruth>,
 }
 
-/// Network inputs are multiples of this.
-const MAX_STRIDE: u32 = 32;
 /// Batches whose pictures are drawn.
 const SHOWN: usize = 3;
 /// Images with mistakes that are remembered.
@@ -190,7 +197,7 @@ pub fn validate(model: &Fused, set: &ValSet, config: &TrainConfig, context: &mut
     let nc = model.nc();
     let loss = detection_loss(config, nc);
     let imgsz = config.imgsz as u32;
-    let batches = rect_batches(&set.sizes, 2 * config.batch.images(), imgsz, MAX_STRIDE, 0.5);
+    let batches = rect_batches(&set.sizes, 2 * config.batch.images(), imgsz, STRIDE as u32, 0.5);
     let suppression = suppression(config);
     let mut judge = Judge::new(nc, config, set)?;
     let mine: Vec<usize> = (0..batches.len()).filter(|&i| context.shared.is_mine(i)).collect();
@@ -361,7 +368,7 @@ impl<'a> Judge<'a> {
         self.confusion.add_image(&found, truths);
         let truths: Vec<_> = truths.iter().map(|t| GroundTruth { xyxy: place.to_original(t.xyxy), ..*t }).collect();
         let there: Vec<_> = found.iter().map(|d| Detection { xyxy: place.to_original(d.xyxy), ..*d }).collect();
-        self.coco.add_image(&there, &truths);
+        self.coco.add_image_with_areas(&there, &truths, |k| self.set.areas.get(index, k).map(f64::from));
         self.order.push(index);
         self.remember((index, name), &there, &truths, place.original);
         if self.config.save_json {
@@ -446,4 +453,31 @@ pub(crate) fn targets(batch: &Batch) -> Vec<(u32, Label)> {
 
 fn host<const D: usize>(tensor: Tensor<D>) -> Result<Vec<f32>, TaskError> {
     Ok(tensor.try_into_vec_as::<f32>()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::data::dataset::InMemDataset;
+
+    use super::*;
+    use crate::data::Frame;
+
+    #[test]
+    fn objects_are_as_large_as_their_file_says() {
+        let items = (0..2).map(|i| Item::new(Frame::filled(1, 100, 100, 90), Vec::new(), i.to_string())).collect();
+        // Of the second image the second object.
+        let areas = Areas(vec![([1, 1], 900.0)]);
+        let set = ValSet::with_sizes(Arc::new(InMemDataset::new(items)), vec![Size::square(100); 2]).with_areas(areas);
+        let config = TrainConfig::default();
+        let truths = [[0.0, 0.0, 40.0, 40.0], [50.0, 50.0, 90.0, 90.0]].map(|xyxy| GroundTruth { class: 0, xyxy });
+        let found = [Detection { xyxy: truths[1].xyxy, score: 0.9, class: 0 }];
+        let by_size = |index: usize| {
+            let mut judge = Judge::new(1, &config, &set).unwrap();
+            judge.image((index, "a"), &found, &truths, &Letterbox::none(Size::square(100)));
+            let coco = judge.coco.metrics();
+            [coco.small50, coco.medium50]
+        };
+        assert_eq!(by_size(1), [Some(1.0), Some(0.0)]);
+        assert_eq!(by_size(0)[0], None, "of the first image nothing is said");
+    }
 }

@@ -58,7 +58,7 @@ pub const ABSENT: &[Absent] = &[
     Absent { name: "auto_augment", taken: Any, reason: NOT_DETECTION },
     Absent { name: "erasing", taken: Any, reason: NOT_DETECTION },
     Absent { name: "retina_masks", taken: Any, reason: NOT_DETECTION },
-    Absent { name: "copy_paste_mode", taken: Any, reason: "pasting needs polygons, which detection labels have not" },
+    Absent { name: "copy_paste_mode", taken: Any, reason: "objects are not pasted" },
     Absent { name: "augment", taken: Only(OFF), reason: "validation sees each image once, as it is" },
     Absent { name: "save_txt", taken: Only(OFF), reason: OF_VERBS },
     Absent { name: "save_conf", taken: Only(OFF), reason: OF_VERBS },

@@ -50,7 +50,7 @@ pub const MAY_CHANGE: [&str; 20] = [
 pub const HALF: &str = "f16";
 
 /// The network's coarsest stride: sides of its input are multiples of it.
-pub(crate) const STRIDE: usize = 32;
+pub const STRIDE: usize = 32;
 
 settings! {
     /// All settings of a training run; see [`SETTINGS`] for the same as a table.
@@ -191,12 +191,12 @@ settings! {
         /// auto, SGD, Adam, AdamW, NAdam, RAdam, Adamax or RMSProp
         optimizer: OptimizerChoice as String = OptimizerChoice::Auto;
         /// Initial learning rate
-        /// set by `optimizer: auto`
+        /// not used with `optimizer: auto`, which sets its own
         lr0: f64 = 0.01;
         /// Final learning rate as a fraction of lr0
         lrf: f64 = 0.01;
         /// Momentum of SGD and RMSProp, beta1 of the others
-        /// AdamW by `optimizer: auto` has 0.9
+        /// not used with `optimizer: auto` where that takes AdamW, which then has 0.9
         momentum: f64 = 0.937;
         /// Weight decay at the nominal batch size
         weight_decay: f64 = 0.0005;
@@ -206,7 +206,7 @@ settings! {
         /// Momentum at the start of warm-up
         warmup_momentum: f64 = 0.8;
         /// Learning rate of biases at the start of warm-up
-        /// `optimizer: auto` makes it 0
+        /// not used with `optimizer: auto`, which makes it 0
         warmup_bias_lr: f64 = 0.1;
         /// Cosine learning rate
         /// instead of a linear one
@@ -316,7 +316,7 @@ impl TrainConfig {
     }
 
     /// The same, and a line for each thing that was asked for and is done in another way: an argument of Ultralytics that is no setting,
-    /// `imgsz` that is no multiple of 32 and is rounded up.
+    /// `imgsz` that is no multiple of 32 and is rounded up, a rate beside `optimizer: auto`, which sets its own.
     ///
     /// # Errors
     /// As [`from_layers`](Self::from_layers).
@@ -333,11 +333,35 @@ impl TrainConfig {
             notes.push(format!("warning: imgsz {} is no multiple of {STRIDE}: {imgsz} is used", config.imgsz));
             config.imgsz = imgsz;
         }
-        if config.copy_paste > 0.0 {
-            notes.push("warning: copy_paste does nothing: it needs polygons, and labels are boxes here".into());
-        }
+        notes.extend(config.left_to_auto(layers));
         config.validate().map_err(refuse)?;
         Ok((config, notes))
+    }
+
+    /// What to say of values in `layers` that `optimizer: auto` does not use. A layer that names the optimizer too may be a list of all settings, as an
+    /// `args.yaml` is: defaults in it are nobody's wish.
+    fn left_to_auto(&self, layers: &[Layer]) -> Option<String> {
+        let usual = Self::default();
+        let mut known = vec![
+            ("lr0", self.lr0, usual.lr0),
+            ("momentum", self.momentum, usual.momentum),
+            ("warmup_bias_lr", self.warmup_bias_lr, usual.warmup_bias_lr),
+        ];
+        known.retain(|&(name, _, usual)| {
+            layers.iter().any(|Layer { values, .. }| {
+                let said = |name: &str| values.iter().find(|(key, value)| key.replace('-', "_") == name && !value.is_null());
+                said(name).is_some_and(|(_, value)| value.as_f64() != Some(usual) || said("optimizer").is_none())
+            })
+        });
+        if self.optimizer != OptimizerChoice::Auto || known.is_empty() {
+            return None;
+        }
+        let values: Vec<String> = known.iter().map(|(name, x, _)| format!("{name} {x}")).collect();
+        let flags: String = known.iter().map(|(name, x, _)| format!(" --{} {x}", name.replace('_', "-"))).collect();
+        let momentum = known.iter().any(|(name, ..)| *name == "momentum");
+        let but = if momentum { " (SGD, which it takes for long runs, has this momentum)" } else { "" };
+        let why = format!("not used with optimizer auto, which sets its own{but}");
+        Some(format!("warning: {}: {why}; name one to use it: --optimizer AdamW{flags}", values.join(", ")))
     }
 
     /// The rules that one setting alone cannot check.
@@ -495,7 +519,7 @@ impl TrainConfig {
 
     /// Pixels of the longest side that a batch has: with `multi_scale` half as much again as `imgsz`.
     pub fn largest_side(&self) -> usize {
-        if self.multi_scale { (self.imgsz * 3 / 2).next_multiple_of(32) } else { self.imgsz }
+        if self.multi_scale { (self.imgsz * 3 / 2).next_multiple_of(STRIDE) } else { self.imgsz }
     }
 
     /// Images that an update really sees, once warm-up is over.
@@ -548,7 +572,6 @@ impl TrainConfig {
             mosaic: self.mosaic,
             mixup: self.mixup,
             cutmix: self.cutmix,
-            copy_paste: self.copy_paste,
             sensor: SensorConfig {
                 gain: self.thermal_gain,
                 offset: self.thermal_offset,

@@ -114,6 +114,33 @@ fn auto_optimizer_follows_the_field() {
 }
 
 #[test]
+fn what_the_auto_optimizer_does_not_use_is_told_once() {
+    let notes = |layers: &[Value]| {
+        let layers: Vec<Layer> = layers.iter().map(|values| layer("f", values.clone())).collect();
+        TrainConfig::with_notes(&layers).unwrap().1
+    };
+    let said = notes(&[json!({"lr0": 0.05, "optimizer": "auto"}), json!({"lr0": 0.02, "warmup-bias-lr": 0.1})]);
+    let line = "warning: lr0 0.02, warmup_bias_lr 0.1: not used with optimizer auto, which sets its own; \
+                name one to use it: --optimizer AdamW --lr0 0.02 --warmup-bias-lr 0.1";
+    assert_eq!(said, [line]);
+    // The default that is typed is meant; in a list of all settings it is not.
+    assert!(notes(&[json!({"lr0": 0.01})])[0].ends_with("--optimizer AdamW --lr0 0.01"));
+    let all = json!({"optimizer": "auto", "lr0": 0.01, "momentum": 0.937, "warmup_bias_lr": 0.1});
+    assert_eq!(notes(&[all]), Vec::<String>::new());
+    let said = notes(&[json!({"momentum": 0.8})]);
+    assert!(said.len() == 1 && said[0].contains("SGD, which it takes for long runs, has this momentum"), "{said:?}");
+    for values in [json!({}), json!({"lr0": null, "lrf": 0.1}), json!({"lr0": 0.02, "momentum": 0.9, "optimizer": "adamw"})] {
+        assert_eq!(notes(std::slice::from_ref(&values)), Vec::<String>::new(), "{values}");
+    }
+}
+
+#[test]
+fn what_is_not_pasted_is_told_by_whoever_opens_the_data_alone() {
+    let (config, notes) = TrainConfig::with_notes(&[layer("f", json!({"copy_paste": 0.5}))]).unwrap();
+    assert_eq!((config.copy_paste, notes), (0.5, Vec::new()));
+}
+
+#[test]
 fn weight_decay_follows_the_accumulated_batch() {
     assert_eq!(TrainConfig::default().effective_weight_decay(), 0.0005);
     let odd = TrainConfig { batch: BatchSize::Images(24), ..TrainConfig::default() };

@@ -40,6 +40,8 @@ pub(crate) struct Annotated {
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Marked {
     pub(crate) parsed: ParsedLabels,
+    /// Areas of these labels in px², as the file has them.
+    pub(crate) areas: Vec<f32>,
     /// Clipped by more than a hundredth of the image, as the file has them.
     pub(crate) cut: Vec<[f32; 4]>,
     /// Wholly outside the image: dropped.
@@ -166,7 +168,7 @@ impl Annotated {
         let mut marked = Marked { resized: known && said != size, ..Marked::default() };
         let mut seen = HashSet::new();
         let [width, height] = [size.width as f32, size.height as f32];
-        for b in self.file.boxes_of(index as usize) {
+        for (place, b) in self.file.boxes_of(index as usize).iter().enumerate() {
             let Some(class) = self.classes[b.category as usize] else {
                 marked.foreign += 1;
                 continue;
@@ -187,6 +189,7 @@ impl Annotated {
             if seen.insert((class, label.xywh.map(f32::to_bits))) {
                 let point = |&[x, y]: &[f32; 2]| [(x / width).clamp(0.0, 1.0), (y / height).clamp(0.0, 1.0)];
                 marked.parsed.push(label, self.file.outline(b).iter().map(point).collect());
+                marked.areas.push(self.file.areas.get(index as usize, place).unwrap_or(w * h));
             } else {
                 marked.parsed.duplicates += 1;
             }

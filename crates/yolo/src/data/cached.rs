@@ -2,13 +2,18 @@
 //!
 //! On disk they stand in the user's cache folder, never in the dataset; a file's name hashes the image's path, size and time and the
 //! size it was fitted to, so a changed image is decoded anew and datasets share nothing by accident. Remove the folder to free the space.
+//! Files are not flushed, which would take twenty times as long as decoding; one that a power cut has torn is made again.
+//!
+//! An image that cannot be decoded is left out here, and fails whoever asks for it, as it does without a cache.
 
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bellows_learner::memory::free_memory;
-use bellows_runs::write_atomic;
+use bellows_runs::write_unflushed;
 use burn::data::dataset::{Dataset, DatasetError};
 use rayon::prelude::*;
 use sha2::{Digest, Sha256};
@@ -19,26 +24,26 @@ use super::frame::Frame;
 use super::item::Item;
 use super::letterbox::fit;
 
-fn load<D: Dataset<Item>>(dataset: &D, index: usize, imgsz: u32) -> Result<Item, DataError> {
-    let item = dataset.get(index).map_err(|source| DataError::Item { index, source })?;
-    Ok(Item { frame: fit(&item.frame, imgsz)?, ..item })
+fn load<D: Dataset<Item>>(dataset: &D, index: usize, imgsz: u32) -> Result<Item, DatasetError> {
+    let item = dataset.get(index)?;
+    Ok(Item { frame: fit(&item.frame, imgsz).map_err(DatasetError::new)?, ..item })
 }
 
-/// Bytes that all items take, from 30 of them, with half as much again for safety.
-fn estimate(total: usize, load: impl Fn(usize) -> Result<Item, DataError>) -> Result<u64, DataError> {
+/// Bytes that all items take, from those of 30 that can be read, with half as much again for safety.
+fn estimate(total: usize, load: impl Fn(usize) -> Result<Item, DatasetError>) -> u64 {
     let (mut sampled, mut bytes) = (0u64, 0u64);
-    for index in (0..total).step_by(total.div_ceil(30).max(1)) {
-        bytes += load(index)?.frame.pixels.len() as u64;
+    for item in (0..total).step_by(total.div_ceil(30).max(1)).filter_map(|index| load(index).ok()) {
+        bytes += item.frame.pixels.len() as u64;
         sampled += 1;
     }
-    Ok((bytes * total as u64).checked_div(sampled).unwrap_or(0) * 3 / 2)
+    (bytes * total as u64).checked_div(sampled).unwrap_or(0) * 3 / 2
 }
 
-fn in_parallel<T: Send>(
+fn in_parallel<T: Send, C: FromParallelIterator<T>>(
     total: usize,
     progress: &(dyn Fn(u64, u64) + Sync),
-    make: impl Fn(usize) -> Result<T, DataError> + Sync,
-) -> Result<Vec<T>, DataError> {
+    make: impl Fn(usize) -> T + Sync,
+) -> C {
     let done = AtomicU64::new(0);
     let items = (0..total).into_par_iter().map(|index| {
         let item = make(index);
@@ -51,7 +56,8 @@ fn in_parallel<T: Send>(
 /// `cache=ram`: every item of a dataset, decoded and resized to `imgsz` once. Batches are the same bits with and without it.
 #[derive(Debug)]
 pub struct RamCache {
-    items: Vec<Item>,
+    /// Or why there is none.
+    items: Vec<Result<Item, String>>,
 }
 
 impl RamCache {
@@ -59,21 +65,21 @@ impl RamCache {
     /// free before anything is read (where the system tells).
     ///
     /// # Errors
-    /// [`DataError::Memory`], or the first item that cannot be read.
+    /// [`DataError::Memory`].
     pub fn new<D: Dataset<Item>>(dataset: &D, imgsz: u32, progress: &(dyn Fn(u64, u64) + Sync)) -> Result<Self, DataError> {
         let total = dataset.len();
         let load = |index| load(dataset, index, imgsz);
-        let need = estimate(total, load)?;
+        let need = estimate(total, load);
         if let Some(free) = free_memory().filter(|&free| need > free) {
             return Err(DataError::Memory { need_mib: need >> 20, free_mib: free >> 20 });
         }
-        Ok(Self { items: in_parallel(total, progress, load)? })
+        Ok(Self { items: in_parallel(total, progress, |index| load(index).map_err(|error| error.to_string())) })
     }
 }
 
 impl Dataset<Item> for RamCache {
     fn get(&self, index: usize) -> Result<Item, DatasetError> {
-        Ok(self.items[index].clone())
+        self.items[index].clone().map_err(|reason| DatasetError::new(DataError::Invalid(reason)))
     }
 
     fn len(&self) -> usize {
@@ -86,6 +92,7 @@ impl Dataset<Item> for RamCache {
 pub struct DiskCache {
     dataset: Arc<YoloDataset>,
     files: Vec<PathBuf>,
+    imgsz: u32,
 }
 
 /// Precedes the pixels: width, height, channels.
@@ -95,27 +102,33 @@ impl DiskCache {
     /// Decodes what `dir` does not hold yet. The space needed is estimated first and compared with what is free (on Unix).
     ///
     /// # Errors
-    /// [`DataError::Disk`], the first image that cannot be read, or a file that cannot be written.
+    /// [`DataError::Disk`], or a file that cannot be written.
     pub fn new(dataset: Arc<YoloDataset>, dir: &Path, imgsz: u32, progress: &(dyn Fn(u64, u64) + Sync)) -> Result<Self, DataError> {
         std::fs::create_dir_all(dir).map_err(DataError::io(dir))?;
         let total = dataset.len();
         let files: Vec<PathBuf> = (0..total).map(|i| dir.join(file_name(&dataset, i, imgsz))).collect();
-        let absent = files.par_iter().filter(|file| !file.exists()).count();
-        let need = estimate(total, |index| load(&*dataset, index, imgsz))? * absent as u64 / total.max(1) as u64;
+        let whole: Vec<bool> = files.par_iter().map(|file| is_whole(file)).collect();
+        let absent = whole.iter().filter(|whole| !**whole).count();
+        let need = estimate(total, |index| load(&*dataset, index, imgsz)) * absent as u64 / total.max(1) as u64;
         if let Some(free) = free_space(dir).filter(|&free| need > free) {
             return Err(DataError::Disk { dir: dir.into(), need_mib: need >> 20, free_mib: free >> 20 });
         }
-        in_parallel(total, progress, |index| {
-            if files[index].exists() { Ok(()) } else { write(&files[index], &load(&*dataset, index, imgsz)?.frame) }
-        })?;
-        Ok(Self { dataset, files })
+        let keep = |index: usize| match load(&*dataset, index, imgsz) {
+            Ok(item) => write(&files[index], &item.frame),
+            Err(_) => Ok(()),
+        };
+        let keep = |index: usize| if whole[index] { Ok(()) } else { keep(index) };
+        in_parallel::<_, Result<(), DataError>>(total, progress, keep)?;
+        Ok(Self { dataset, files, imgsz })
     }
 }
 
 impl Dataset<Item> for DiskCache {
     fn get(&self, index: usize) -> Result<Item, DatasetError> {
-        let frame = read(&self.files[index]).map_err(DatasetError::new)?;
-        Ok(Item { original: self.dataset.size(index), ..self.dataset.item(index, frame) })
+        match read(&self.files[index]) {
+            Some(frame) => Ok(Item { original: self.dataset.size(index), ..self.dataset.item(index, frame) }),
+            None => load(&*self.dataset, index, self.imgsz),
+        }
     }
 
     fn len(&self) -> usize {
@@ -137,26 +150,37 @@ fn file_name(dataset: &YoloDataset, index: usize, imgsz: u32) -> String {
     hash.finalize().iter().take(16).map(|b| format!("{b:02x}")).collect::<String>() + ".raw"
 }
 
-/// Whole or not at all: a name that exists holds what it should.
 fn write(file: &Path, frame: &Frame) -> Result<(), DataError> {
     let mut bytes = Vec::with_capacity(HEADER + frame.pixels.len());
     [frame.width, frame.height, frame.channels].iter().for_each(|&v| bytes.extend((v as u32).to_le_bytes()));
     bytes.extend_from_slice(&frame.pixels);
-    Ok(write_atomic(file, &bytes)?)
+    Ok(write_unflushed(file, &bytes)?)
 }
 
-fn read(file: &Path) -> Result<Frame, DataError> {
-    let mut bytes = std::fs::read(file).map_err(DataError::io(file))?;
-    let damaged = || DataError::Invalid(format!("{}: damaged; remove it to have it made again", file.display()));
-    let header = bytes.get(..HEADER).ok_or_else(damaged)?;
-    let mut numbers = header.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]) as usize);
-    let mut next = || numbers.next().unwrap_or(0);
-    let (width, height, channels) = (next(), next(), next());
-    if width.checked_mul(height).and_then(|n| n.checked_mul(channels)) != Some(bytes.len() - HEADER) {
-        return Err(damaged());
-    }
+/// Width, height and channels of a file with this header, if it is `length` bytes long, as such a file is.
+fn sizes(header: &[u8; HEADER], length: u64) -> Option<[usize; 3]> {
+    let sizes: [u32; 3] = std::array::from_fn(|i| u32::from_le_bytes(std::array::from_fn(|k| header[4 * i + k])));
+    let pixels = sizes.iter().try_fold(1, |n: u64, &size| n.checked_mul(size.into()))?;
+    (pixels > 0 && length.checked_sub(HEADER as u64) == Some(pixels)).then(|| sizes.map(|size| size as usize))
+}
+
+/// Whether a file is there and as long as it says.
+fn is_whole(file: &Path) -> bool {
+    let look = || {
+        let mut file = File::open(file)?;
+        let mut header = [0; HEADER];
+        file.read_exact(&mut header)?;
+        Ok::<_, std::io::Error>(sizes(&header, file.metadata()?.len()).is_some())
+    };
+    look().unwrap_or(false)
+}
+
+/// What a file holds; none of one that is not there, or is not whole.
+fn read(file: &Path) -> Option<Frame> {
+    let mut bytes = std::fs::read(file).ok()?;
+    let [width, height, channels] = sizes(bytes.first_chunk()?, bytes.len() as u64)?;
     bytes.drain(..HEADER);
-    Ok(Frame { pixels: bytes, channels, width, height, difference: false })
+    Some(Frame { pixels: bytes, channels, width, height, difference: false })
 }
 
 /// Bytes an ordinary user may still write under `dir`.
@@ -169,4 +193,63 @@ fn free_space(dir: &Path) -> Option<u64> {
 #[cfg(not(unix))]
 fn free_space(_: &Path) -> Option<u64> {
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use image::{GrayImage, Luma};
+
+    use super::*;
+    use crate::data::{DataConfig, Normalisation, ScanOptions, Split, scan};
+
+    /// Four gray images of 40x30 pixels.
+    fn images(dir: &Path) -> Arc<YoloDataset> {
+        std::fs::create_dir(dir.join("images")).unwrap();
+        for i in 0..4 {
+            GrayImage::from_pixel(40, 30, Luma([20 * i])).save(dir.join(format!("images/{i}.png"))).unwrap();
+        }
+        let config = DataConfig::parse("train: images\nval: images\nnames: [a]\n", &dir.join("data.yaml")).unwrap();
+        let scanned = scan(&config, Split::Train, &ScanOptions { cache_dir: None, ..ScanOptions::default() }, &|_, _| {}).unwrap();
+        Arc::new(YoloDataset::new(scanned, 1, Normalisation::Frame { low: 0.5, high: 99.5 }))
+    }
+
+    fn on_disk(set: &Arc<YoloDataset>, dir: &Path) -> DiskCache {
+        DiskCache::new(set.clone(), &dir.join("cache"), 64, &|_, _| {}).unwrap()
+    }
+
+    #[test]
+    fn an_image_that_cannot_be_decoded_fails_nobody_but_who_asks_for_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let set = images(dir.path());
+        std::fs::write(dir.path().join("images/2.png"), "torn since it was scanned").unwrap();
+        let (ram, disk) = (RamCache::new(&*set, 64, &|_, _| {}).unwrap(), on_disk(&set, dir.path()));
+        let reason = load(&*set, 2, 64).unwrap_err().to_string();
+        for cached in [&ram as &dyn Dataset<Item>, &disk] {
+            for i in [0, 1, 3] {
+                assert_eq!(cached.get(i).unwrap(), load(&*set, i, 64).unwrap());
+            }
+            assert_eq!(cached.get(2).unwrap_err().to_string(), reason);
+            assert_eq!(cached.len(), 4);
+        }
+        assert_eq!(std::fs::read_dir(dir.path().join("cache")).unwrap().count(), 3);
+    }
+
+    #[test]
+    fn a_file_of_the_cache_that_is_torn_is_made_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let set = images(dir.path());
+        let file = on_disk(&set, dir.path()).files[1].clone();
+        let whole = std::fs::read(&file).unwrap();
+        let nothing = vec![0; whole.len()];
+        for torn in [&b""[..], &whole[..HEADER], &whole[..whole.len() / 2], &nothing[..], &nothing[..HEADER]] {
+            std::fs::write(&file, torn).unwrap();
+            let cache = on_disk(&set, dir.path());
+            assert!(std::fs::read(&file).unwrap() == whole, "{} bytes were taken for whole", torn.len());
+            // One that is damaged later is not believed either, and is no reason to end.
+            std::fs::write(&file, torn).unwrap();
+            assert_eq!(cache.get(1).unwrap(), load(&*set, 1, 64).unwrap());
+        }
+        std::fs::remove_file(&file).unwrap();
+        assert_eq!(std::fs::read_dir(dir.path().join("cache")).unwrap().count(), 3, "nothing else is left there");
+    }
 }

@@ -260,13 +260,13 @@ fn coco_text(found: &Scan, placed: &[String], names: &[String], out: &mut impl W
     writeln!(out, "]}}")
 }
 
-/// `data.yaml`, last: what has one is complete. JSON strings are YAML strings.
+/// `data.yaml`, last: what has one is complete. JSON strings are YAML strings. It says no `path`: the folder it stands in is what both programs take then, and
+/// a `.` is the current directory to Ultralytics.
 fn describe(config: &DataConfig, form: Form, images: Images, root: &Path, splits: &[&str]) -> Result<(), DataError> {
     let mut text = String::new();
     if images == Images::None {
         text.push_str("# The images are not here: they stayed where they were, and were given these names.\n");
     }
-    text.push_str("path: .\n");
     for split in splits {
         text.push_str(&match form {
             Form::Yolo => format!("{split}: images/{split}\n"),

@@ -9,6 +9,7 @@
 //! every draw is a hash ([`rng`]), so the number of threads, their timing and the order of calls cannot change a pixel.
 
 mod annotated;
+mod areas;
 pub mod augment;
 pub mod batch;
 mod box_faults;
@@ -68,6 +69,7 @@ mod thermal;
 mod tile;
 mod yaml;
 
+pub(crate) use areas::Areas;
 pub use augment::{Sample, TrainView, augment};
 pub use batch::{Batch, Target, val_batch};
 pub use cached::{DiskCache, RamCache};

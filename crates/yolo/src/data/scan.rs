@@ -13,6 +13,7 @@ use bellows_runs::cache_dir;
 use rayon::prelude::*;
 
 use super::annotated::{Annotated, Marked};
+use super::areas::Areas;
 use super::box_faults::BoxFaults;
 use super::cache::{self, Cache};
 use super::description::{DataConfig, Split};
@@ -84,6 +85,7 @@ pub struct Scan {
     /// Sorted by path.
     pub images: Vec<ImageEntry>,
     labels: Vec<Label>,
+    areas: Areas,
     /// Images with a label file that holds objects.
     pub found: usize,
     /// Images without a label file: background.
@@ -200,6 +202,11 @@ impl Scan {
         (range.start..range.end).map(|label| self.outlines.of(label as usize).to_vec()).collect()
     }
 
+    /// Areas of objects that are not those of their boxes.
+    pub(crate) fn areas(&self) -> &Areas {
+        &self.areas
+    }
+
     /// What the COCO files among the sources call the images and the classes.
     pub(crate) fn ids(&self) -> &CocoIds {
         &self.ids
@@ -207,7 +214,7 @@ impl Scan {
 
     /// Without what is known of images beside their pixels and labels, which of a year of frames is tens of megabytes: once nobody will ask for it.
     pub(crate) fn bare(self) -> Self {
-        Self { ids: CocoIds::default(), meta: FrameMeta::default(), ..self }
+        Self { ids: CocoIds::default(), meta: FrameMeta::default(), areas: Areas::default(), ..self }
     }
 
     /// The objects of all images.
@@ -337,7 +344,7 @@ fn assemble(config: &DataConfig, split: Split, options: &ScanOptions, listing: &
             }
             let index = scan.len();
             match content {
-                Ok(content) => scan.push(image, content, options),
+                Ok(content) => scan.push(image, content, &marked.areas, options),
                 Err(bad) => scan.bad.push(bad),
             }
             if scan.len() > index {
@@ -368,6 +375,7 @@ fn assemble(config: &DataConfig, split: Split, options: &ScanOptions, listing: &
     scan.meta = meta;
     scan.images.shrink_to_fit();
     scan.labels.shrink_to_fit();
+    scan.areas.0.shrink_to_fit();
     scan.paths.shrink_to_fit();
     scan.outlines.points.shrink_to_fit();
     Ok(scan)
@@ -402,7 +410,8 @@ fn with_known_classes(content: Content, image: &Path, nc: u32, packed: Option<(&
 }
 
 impl Scan {
-    fn push(&mut self, file: &Path, content: Content, options: &ScanOptions) {
+    /// `areas` are those of the labels, where they are known.
+    fn push(&mut self, file: &Path, content: Content, areas: &[f32], options: &ScanOptions) {
         let relative = file.strip_prefix(&self.root).unwrap_or(file);
         let Some(text) = relative.to_str().filter(|t| self.paths.len() + t.len() < u32::MAX as usize) else {
             self.bad.push(BadFile { path: file.to_path_buf(), line: None, reason: "its path is not UTF-8 text".into() });
@@ -411,6 +420,7 @@ impl Scan {
         let path = self.paths.len() as u32..(self.paths.len() + text.len()) as u32;
         self.paths.push_str(text);
         let first = self.labels.len() as u32;
+        let Header { size, gray, deep } = content.header;
         match content.labels {
             None => self.missing += 1,
             Some(parsed) => {
@@ -425,12 +435,15 @@ impl Scan {
                     if options.classes.as_ref().is_none_or(|c| c.contains(&label.class)) {
                         let outline = parsed.outlines.get(k).map(Vec::as_slice).unwrap_or_default();
                         self.outlines.push(outline, self.labels.len());
+                        let [.., width, height] = label.xywh;
+                        let own = Areas::own(areas.get(k).copied(), [width * size.width as f32, height * size.height as f32]);
+                        let place = [self.images.len() as u32, self.labels.len() as u32 - first];
+                        self.areas.0.extend(own.map(|area| (place, area)));
                         self.labels.push(if options.single_cls { Label { class: 0, ..label } } else { label });
                     }
                 }
             }
         }
-        let Header { size, gray, deep } = content.header;
         self.images.push(ImageEntry { path, size, gray, deep, labels: first..self.labels.len() as u32 });
     }
 }

@@ -35,8 +35,6 @@ pub struct AugmentConfig {
     pub mixup: f64,
     /// Probability of pasting a rectangle of another sample.
     pub cutmix: f64,
-    /// Accepted and without effect: it needs polygons.
-    pub copy_paste: f64,
     /// What a thermal camera varies.
     pub sensor: SensorConfig,
     /// Which part of the images are cut to tiles.

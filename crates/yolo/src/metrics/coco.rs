@@ -12,7 +12,7 @@ use rayon::prelude::*;
 
 /// Detections looked at per class and image.
 const MAX_DET: usize = 100;
-/// All, small, medium, large: area in px², both ends included.
+/// All, small, medium, large: area in px², both ends included. A detection's is that of its box, an object's what is said of it, or that of its box.
 const RANGES: [(f64, f64); 4] = [(0.0, 1e10), (0.0, 1024.0), (1024.0, 9216.0), (9216.0, 1e10)];
 
 #[derive(Clone, Copy)]
@@ -81,10 +81,17 @@ impl CocoEvaluator {
 
     /// Adds one image. Detections need not be sorted.
     pub fn add_image(&mut self, detections: &[Detection], truths: &[GroundTruth]) {
+        self.add_image_with_areas(detections, truths, |_| None);
+    }
+
+    /// The same of an image whose truths have areas, in px², that are not those of their boxes: `own` gives them by their index.
+    pub fn add_image_with_areas(&mut self, detections: &[Detection], truths: &[GroundTruth], own: impl Fn(usize) -> Option<f64>) {
         let image = self.images;
         self.images += 1;
         for (class, record) in self.classes.iter_mut().enumerate() {
-            let truths: Vec<[f32; 4]> = truths.iter().filter(|t| t.class as usize == class).map(|t| t.xyxy).collect();
+            let of_class = truths.iter().enumerate().filter(|(_, t)| t.class as usize == class);
+            let (truths, areas): (Vec<[f32; 4]>, Vec<f64>) =
+                of_class.map(|(i, t)| (t.xyxy, own(i).unwrap_or_else(|| area(&t.xyxy)))).unzip();
             let mut ranked: Vec<Detection> = detections.iter().filter(|d| d.class as usize == class).copied().collect();
             ranked.sort_by(|a, b| b.score.total_cmp(&a.score));
             ranked.truncate(MAX_DET);
@@ -94,8 +101,8 @@ impl CocoEvaluator {
             record.detections.extend(ranked.iter().map(|d| Scored { score: d.score, image, hits: [0; 4], ignored: [0; 4] }));
             let mut counts = [0; 4];
             for (r, range) in RANGES.iter().enumerate() {
-                let outside = |xyxy: &[f32; 4]| !(range.0..=range.1).contains(&area(xyxy));
-                let mut order: Vec<(usize, bool)> = truths.iter().map(outside).enumerate().collect();
+                let outside = |area: f64| !(range.0..=range.1).contains(&area);
+                let mut order: Vec<(usize, bool)> = areas.iter().map(|&area| outside(area)).enumerate().collect();
                 order.sort_by_key(|&(_, ignore)| ignore);
                 counts[r] = order.iter().filter(|(_, ignore)| !ignore).count() as u32;
                 for (t, &threshold) in IOU_THRESHOLDS.iter().enumerate() {
@@ -105,7 +112,7 @@ impl CocoEvaluator {
                         match claim(&overlaps[d], &order, &mut taken, threshold) {
                             Some(false) => scored.hits[r] |= 1 << t,
                             Some(true) => scored.ignored[r] |= 1 << t,
-                            None => scored.ignored[r] |= u16::from(outside(&detection.xyxy)) << t,
+                            None => scored.ignored[r] |= u16::from(outside(area(&detection.xyxy))) << t,
                         }
                     }
                 }
@@ -213,6 +220,19 @@ mod tests {
         assert_eq!(m.map50, Some(51.0 / 101.0));
         assert_eq!(e.class_metrics(), [m]);
         assert_eq!(CocoEvaluator::new(2).metrics(), CocoMetrics::default());
+    }
+
+    #[test]
+    fn an_object_is_as_large_as_its_mask() {
+        let square = |x: f32| [x, 0.0, x + 40.0, 40.0];
+        let truths = [square(0.0), square(100.0)].map(|xyxy| GroundTruth { class: 0, xyxy });
+        let mut e = CocoEvaluator::new(1);
+        // The second, whose box has 1,600 px² and whose mask 900, is found.
+        e.add_image_with_areas(&[Detection { xyxy: square(100.0), score: 0.9, class: 0 }], &truths, |i| (i == 1).then_some(900.0));
+        assert_eq!(e.metrics().by_size(), [Some(1.0), Some(0.0), None, Some(1.0), Some(0.0), None]);
+        let mut by_boxes = CocoEvaluator::new(1);
+        by_boxes.add_image(&[Detection { xyxy: square(100.0), score: 0.9, class: 0 }], &truths);
+        assert_eq!((by_boxes.metrics().small, by_boxes.metrics().map50), (None, e.metrics().map50));
     }
 
     #[test]

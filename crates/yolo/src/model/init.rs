@@ -7,7 +7,6 @@
 use bellows_learner::rng::{GOLDEN, mix};
 use burn::tensor::Device;
 
-use super::head::strides;
 use super::names::{NamedTensors, assign, named_tensors};
 use super::{Yolo, YoloConfig};
 
@@ -40,7 +39,7 @@ fn values(name: &str, shape: &[usize], config: &YoloConfig, seed: u64) -> Option
     match (branch, parts.next()?, parts.next()?) {
         ("cv2", "2", "bias") => Some(vec![1.0; n]),
         ("cv3", "2", "bias") => {
-            let cells = 640.0 / *strides(3 + usize::from(config.p2)).get(level)? as f64;
+            let cells = 640.0 / *config.strides().get(level)? as f64;
             Some(vec![(5.0 / config.nc as f64 / (cells * cells)).ln() as f32; n])
         }
         _ => None,

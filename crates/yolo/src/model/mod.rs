@@ -103,6 +103,11 @@ impl YoloConfig {
         Self { scale: Scale::N, nc, channels: 3, sppf_act: true, p2: false }
     }
 
+    /// Pixels per grid cell of the levels of the head, the finest first.
+    pub fn strides(&self) -> &'static [usize] {
+        head::strides(3 + usize::from(self.p2))
+    }
+
     /// The architecture with every convolution zero.
     pub(crate) fn build(&self, device: &Device) -> Yolo {
         let s = self.scale;

@@ -19,8 +19,9 @@ use crate::metrics::CocoMetrics;
 use crate::plots::{Annotator, GridBox, Ink, PlotError, encode};
 use crate::validate::{Case, ValSet, Validation};
 
-/// Long side of a picture of a bad case, in pixels: small frames are enlarged to it.
-const SIDE: u32 = 640;
+/// Long side of a picture of a bad case, in pixels: smaller frames are enlarged to the first, larger ones brought down to the second, or a page of photographs
+/// has a hundred megabytes.
+const SIDES: [u32; 2] = [640, 1280];
 /// Most cells a side for which the confusion matrix is a table; a larger one is a picture in the run directory only.
 const MATRIX: usize = 40;
 
@@ -173,8 +174,9 @@ fn picture(caption: String, bytes: &[u8]) -> Picture {
 
 /// Truths as green frames, detections as boxes with their names.
 fn draw(annotator: &mut Annotator, frame: &Frame, case: &Case, names: &[String]) -> Result<RgbImage, PlotError> {
-    let enlarge = (f64::from(SIDE) / frame.width.max(frame.height).max(1) as f64).max(1.0);
-    let [width, height] = [frame.width, frame.height].map(|v| (v as f64 * enlarge).round() as u32);
+    let (longest, [least, most]) = (frame.width.max(frame.height).max(1) as f64, SIDES.map(f64::from));
+    let scale = longest.clamp(least, most) / longest;
+    let [width, height] = [frame.width, frame.height].map(|v| ((v as f64 * scale).round() as u32).max(1));
     let mut image = imageops::resize(&frame.to_rgb(), width, height, imageops::FilterType::Triangle);
     let pixels = |xyxy: [f32; 4]| {
         let [x1, y1, x2, y2] = xyxy;
@@ -197,6 +199,21 @@ mod tests {
     use crate::boxes::{Detection, GroundTruth};
     use crate::data::Item;
     use crate::verdict::tests::validation;
+
+    #[test]
+    fn pictures_of_cases_are_neither_tiny_nor_huge() {
+        let (found, truths) = (Vec::new(), vec![GroundTruth { class: 0, xyxy: [0.25, 0.25, 0.75, 0.75] }]);
+        let case = Case { index: 0, name: "a.jpg".into(), missed: 1, mistaken: 0, found, truths };
+        let side = |width, height| {
+            let drawn = draw(&mut Annotator::default(), &Frame::filled(1, width, height, 90), &case, &[]).unwrap();
+            // The frame of the object is where it is in the picture.
+            assert_ne!(drawn.get_pixel(drawn.width() / 4, drawn.height() / 2).0, [90; 3]);
+            drawn.dimensions()
+        };
+        for (size, drawn) in [((40, 30), (640, 480)), ((900, 600), (900, 600)), ((2000, 1000), (1280, 640)), ((1000, 2560), (500, 1280))] {
+            assert_eq!(side(size.0, size.1), drawn);
+        }
+    }
 
     #[test]
     fn a_page_stands_alone_and_escapes_what_it_shows() {

@@ -13,14 +13,12 @@ use burn::tensor::Device;
 use rayon::prelude::*;
 
 use crate::boxes::Detection;
+use crate::config::STRIDE;
 use crate::data::{DataError, Frame, Letterbox, Size, letterbox};
 use crate::metrics::{NmsConfig, nms};
 use crate::model::Fused;
 use crate::upload::upload;
 use tiles::{Merge, Tiling};
-
-/// Network inputs are multiples of this.
-const MAX_STRIDE: u32 = 32;
 
 /// How to look.
 #[derive(Clone, Debug, PartialEq)]
@@ -69,12 +67,6 @@ impl Predictor {
     /// Its settings.
     pub fn config(&self) -> &PredictConfig {
         &self.config
-    }
-
-    /// Network input, height and width, of a batch of frames.
-    pub fn shape(&self, frames: &[&Frame]) -> [usize; 2] {
-        let shape = network_shape(frames, self.config.imgsz);
-        [shape.height as usize, shape.width as usize]
     }
 
     /// The detections of each frame, best first, in its own pixels and clipped to it.
@@ -129,12 +121,13 @@ impl Predictor {
 
 /// The smallest rectangle with sides that are multiples of 32 that holds every frame as large as it fits into `room`.
 fn network_shape(frames: &[&Frame], room: Size) -> Size {
-    frames.iter().fold(Size::square(MAX_STRIDE), |shape, frame| {
+    let stride = STRIDE as u32;
+    frames.iter().fold(Size::square(stride), |shape, frame| {
         let [width, height] = [frame.width, frame.height].map(|v| v.max(1) as f64);
         let [across, down] = [room.width, room.height].map(f64::from);
         // By the side that ends first.
         let (side, of) = if width * down >= height * across { (across, width) } else { (down, height) };
-        let [width, height] = [width, height].map(|v| ((v * side / of).round().max(1.0) as u32).next_multiple_of(MAX_STRIDE));
+        let [width, height] = [width, height].map(|v| ((v * side / of).round().max(1.0) as u32).next_multiple_of(stride));
         Size { width: shape.width.max(width), height: shape.height.max(height) }
     })
 }
@@ -157,15 +150,18 @@ mod tests {
     #[test]
     fn the_input_is_the_smallest_rectangle() {
         let (thermal, tall, tiny) = (frame(384, 288), frame(100, 200), frame(20, 20));
-        for (frames, shape) in
-            [(vec![&thermal], [480, 640]), (vec![&thermal, &tall], [640, 640]), (vec![&tall], [640, 320]), (vec![&tiny], [640, 640])]
-        {
-            assert_eq!(predictor(PredictConfig::default()).shape(&frames), shape);
+        let size = |width, height| Size { width, height };
+        for (frames, shape) in [
+            (vec![&thermal], size(640, 480)),
+            (vec![&thermal, &tall], size(640, 640)),
+            (vec![&tall], size(320, 640)),
+            (vec![&tiny], size(640, 640)),
+        ] {
+            assert_eq!(network_shape(&frames, Size::square(640)), shape);
         }
         // A rectangle bounds both sides: which of them an image reaches depends on its form.
-        let flat = PredictConfig { imgsz: Size { width: 640, height: 320 }, ..PredictConfig::default() };
-        for (frames, shape) in [(vec![&thermal], [320, 448]), (vec![&tall], [320, 160]), (vec![&thermal, &tall], [320, 448])] {
-            assert_eq!(predictor(flat.clone()).shape(&frames), shape);
+        for (frames, shape) in [(vec![&thermal], size(448, 320)), (vec![&tall], size(160, 320)), (vec![&thermal, &tall], size(448, 320))] {
+            assert_eq!(network_shape(&frames, size(640, 320)), shape);
         }
     }
 

@@ -2,7 +2,7 @@
 //!
 //! Class names come from a weight file, which may be a stranger's: as names of folders they lose everything that could lead elsewhere.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 
 use bellows_learner::format_g;
@@ -77,19 +77,21 @@ fn name(names: &[String], class: u32) -> String {
     names.get(class as usize).cloned().unwrap_or_else(|| format!("class_{class}"))
 }
 
-/// File names that nobody has had yet: images of one name from two folders do not overwrite each other.
+/// File names that nobody has had yet: images of one name from two folders do not overwrite each other. Of each name, the number that is tried next.
 #[derive(Debug, Default)]
-pub struct FreshNames(HashSet<String>);
+pub struct FreshNames(HashMap<String, u64>);
 
 impl FreshNames {
     /// `stem`, or `stem_2`, `stem_3`, ...
     pub fn fresh(&mut self, stem: &str) -> PathBuf {
         let mut name = stem.to_string();
-        let mut number = 2u64;
-        while !self.0.insert(name.clone()) {
+        let mut number = self.0.get(stem).copied().unwrap_or(2);
+        while self.0.contains_key(&name) {
             name = format!("{stem}_{number}");
             number += 1;
         }
+        self.0.insert(stem.into(), number);
+        self.0.entry(name.clone()).or_insert(2);
         name.into()
     }
 }
@@ -132,5 +134,9 @@ mod tests {
         assert_eq!(folder(&[" ".into()], 0), "class_0");
         let mut fresh = FreshNames::default();
         assert_eq!(["a", "a", "a_2", "a"].map(|s| fresh.fresh(s).display().to_string()), ["a", "a_2", "a_2_2", "a_3"]);
+        assert_eq!(["a_3", "a_4", "a"].map(|s| fresh.fresh(s).display().to_string()), ["a_3_2", "a_4", "a_5"]);
+        // Counted on, and not from 2 each time.
+        (1..20_000).for_each(|_| drop(fresh.fresh("b")));
+        assert_eq!(fresh.fresh("b"), PathBuf::from("b_20000"));
     }
 }

@@ -3,9 +3,10 @@
 //! Nothing of it is linked: a machine without it cannot read films and says so in one sentence. Frames come as PPM pictures, which carry their
 //! size, already turned as the film says; what `ffmpeg` complains of becomes the error.
 
-use std::io::{BufReader, Read, Write};
+use std::io::{BufReader, ErrorKind, Read, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::OnceLock;
 use std::thread::JoinHandle;
 
 use image::RgbImage;
@@ -70,6 +71,13 @@ impl Program {
         if status.success() { Ok(()) } else { Err(self.failed(if complaint.is_empty() { status.to_string() } else { complaint })) }
     }
 
+    /// Ends it, whatever it is at.
+    fn stop(&mut self) {
+        // A program that has ended cannot be killed, and that is what is wanted.
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+
     fn failed(&self, reason: String) -> FilmError {
         FilmError::Failed { name: self.name.clone(), reason }
     }
@@ -77,15 +85,13 @@ impl Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
-        // A program that has ended cannot be killed, and that is what is wanted.
-        self.child.kill().ok();
-        self.child.wait().ok();
+        self.stop();
     }
 }
 
 fn absent_or(error: std::io::Error, name: &str) -> FilmError {
     match error.kind() {
-        std::io::ErrorKind::NotFound => FilmError::Absent,
+        ErrorKind::NotFound => FilmError::Absent,
         _ => FilmError::Failed { name: name.into(), reason: error.to_string() },
     }
 }
@@ -106,12 +112,24 @@ fn input(command: &mut Command, input: &Input) {
     };
 }
 
+/// Asks for every frame of the input, once: left alone, `ffmpeg` repeats and drops frames until they come at a constant rate. The option has had this name
+/// since 5.1, and the one before is gone since 9.
+fn each_frame_once() -> [&'static str; 2] {
+    static WORDS: OnceLock<[&str; 2]> = OnceLock::new();
+    *WORDS.get_or_init(|| {
+        let words = ["-fps_mode", "passthrough"];
+        let mut asked = Command::new("ffmpeg");
+        asked.args(words).arg("-version").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let is_unknown = asked.status().is_ok_and(|status| !status.success());
+        if is_unknown { ["-vsync", "0"] } else { words }
+    })
+}
+
 /// A film that is being read.
 pub struct Film {
     program: Program,
     frames: BufReader<ChildStdout>,
     rate: String,
-    count: Option<u64>,
 }
 
 impl Film {
@@ -121,27 +139,25 @@ impl Film {
     /// [`FilmError`].
     pub fn open(source: &Input) -> Result<Self, FilmError> {
         let name = source.name();
-        let (rate, count) = match source {
-            Input::Film(_) => probe(source, &name)?,
-            _ => (RATE.to_string(), None),
-        };
+        let rate = if let Input::Film(_) = source { probe(source, &name)? } else { RATE.into() };
         let mut command = Command::new("ffmpeg");
         command.args(["-nostdin", "-v", "error"]);
         input(&mut command, source);
-        command.args(["-map", "0:v:0", "-f", "image2pipe", "-c:v", "ppm", "-"]).stdin(Stdio::null()).stdout(Stdio::piped());
-        let mut program = Program::start(&mut command, &name)?;
+        // Of more than 8 bits a channel `ffmpeg` would make PPM of 16.
+        command.args(["-map", "0:v:0"]).args(each_frame_once()).args(["-pix_fmt", "rgb24", "-f", "image2pipe", "-c:v", "ppm", "-"]);
+        Self::reading(&mut command, &name, rate)
+    }
+
+    /// The frames that `command` writes.
+    fn reading(command: &mut Command, name: &str, rate: String) -> Result<Self, FilmError> {
+        let mut program = Program::start(command.stdin(Stdio::null()).stdout(Stdio::piped()), name)?;
         let stdout = program.child.stdout.take().ok_or_else(|| program.failed("no pipe".into()))?;
-        Ok(Self { program, frames: BufReader::with_capacity(1 << 20, stdout), rate, count })
+        Ok(Self { program, frames: BufReader::with_capacity(1 << 20, stdout), rate })
     }
 
     /// Frames a second, as `ffmpeg` writes and reads it: `25` or `30000/1001`.
     pub fn rate(&self) -> &str {
         &self.rate
-    }
-
-    /// Frames in all, where the film tells.
-    pub fn count(&self) -> Option<u64> {
-        self.count
     }
 
     /// The next frame, in colour; `None` after the last one.
@@ -152,15 +168,23 @@ impl Film {
         match ppm(&mut self.frames) {
             Ok(Some(frame)) => Ok(Some(frame)),
             Ok(None) => self.program.end().map(|()| None),
-            Err(error) => Err(self.program.end().err().unwrap_or_else(|| self.program.failed(error.to_string()))),
+            // It has ended, and may have said why.
+            Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
+                Err(self.program.end().err().unwrap_or_else(|| self.program.failed(error.to_string())))
+            }
+            // It would wait for ever for somebody to read the rest.
+            Err(error) => {
+                self.program.stop();
+                Err(self.program.failed(error.to_string()))
+            }
         }
     }
 }
 
-/// Frames a second and their number, as the film says.
-fn probe(source: &Input, name: &str) -> Result<(String, Option<u64>), FilmError> {
+/// Frames a second, as the film says.
+fn probe(source: &Input, name: &str) -> Result<String, FilmError> {
     let mut command = Command::new("ffprobe");
-    command.args(["-v", "error", "-select_streams", "v:0", "-show_entries", "stream=avg_frame_rate,nb_frames", "-of", "json"]);
+    command.args(["-v", "error", "-select_streams", "v:0", "-show_entries", "stream=avg_frame_rate", "-of", "json"]);
     input(&mut command, source);
     let output = command.stdin(Stdio::null()).output().map_err(|e| absent_or(e, name))?;
     let fault = |reason: String| FilmError::Failed { name: name.into(), reason };
@@ -169,13 +193,12 @@ fn probe(source: &Input, name: &str) -> Result<(String, Option<u64>), FilmError>
     }
     let facts: Value = serde_json::from_slice(&output.stdout).map_err(|e| fault(format!("ffprobe's answer: {e}")))?;
     let stream = facts["streams"].get(0).ok_or_else(|| fault("there is no picture in it".into()))?;
-    let rate = stream["avg_frame_rate"].as_str().filter(|r| !r.starts_with('0')).unwrap_or(RATE);
-    Ok((rate.into(), stream["nb_frames"].as_str().and_then(|n| n.parse().ok())))
+    Ok(stream["avg_frame_rate"].as_str().filter(|r| !r.starts_with('0')).unwrap_or(RATE).into())
 }
 
 /// One binary PPM picture (`P6`, three numbers, bytes), or none at the end.
 fn ppm(from: &mut impl Read) -> std::io::Result<Option<Frame>> {
-    let invalid = |what: &str| std::io::Error::new(std::io::ErrorKind::InvalidData, what.to_string());
+    let invalid = |what: &str| std::io::Error::new(ErrorKind::InvalidData, what.to_string());
     let mut byte = [0u8; 1];
     if from.read(&mut byte)? == 0 {
         return Ok(None);
@@ -190,9 +213,12 @@ fn ppm(from: &mut impl Read) -> std::io::Result<Option<Frame>> {
         }
     }
     let number = |word: &[u8]| std::str::from_utf8(word).ok().and_then(|w| w.parse::<usize>().ok());
-    let (Some(width), Some(height), Some(255)) = (number(&words[1]), number(&words[2]), number(&words[3])) else {
+    let (Some(width), Some(height), Some(most)) = (number(&words[1]), number(&words[2]), number(&words[3])) else {
         return Err(invalid("a frame has no size"));
     };
+    if most != 255 {
+        return Err(invalid(&format!("a frame has levels up to {most}, not 255")));
+    }
     if words[0] != b"P6" || width.max(height) > MAX_SIDE as usize || width * height == 0 {
         return Err(invalid("a frame is no picture that can be read"));
     }
@@ -290,7 +316,7 @@ mod tests {
         }
         writer.finish().unwrap();
         let mut film = Film::open(&Input::Film(path.clone())).unwrap();
-        assert_eq!((film.rate(), film.count()), ("30000/1001", Some(5)));
+        assert_eq!(film.rate(), "30000/1001");
         for i in 0..5u8 {
             let frame = film.frame().unwrap().unwrap();
             assert_eq!((frame.width, frame.height), (64, 48));
@@ -300,5 +326,58 @@ mod tests {
         std::fs::write(&path, b"not a film").unwrap();
         let refusal = Film::open(&Input::Film(path)).err().map(|e| e.to_string()).unwrap_or_default();
         assert!(refusal.contains("a film.mp4"), "{refusal}");
+    }
+
+    /// What stands in the middle of each frame of a film that holds these bytes; none without `ffmpeg`.
+    fn grays(name: &str, bytes: &[u8]) -> Option<Vec<u8>> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(name);
+        std::fs::write(&path, bytes).unwrap();
+        let mut film = match Film::open(&Input::Film(path)) {
+            Err(FilmError::Absent) => return None,
+            film => film.unwrap(),
+        };
+        let next = || film.frame().unwrap().map(|frame| frame.plane(0)[frame.width * frame.height / 2]);
+        Some(std::iter::from_fn(next).collect())
+    }
+
+    #[test]
+    fn a_film_of_more_than_8_bits_is_read() {
+        // Of 10 bits a sample: black, gray and white of film, which are 64, 502 and 940.
+        let mut bytes = b"YUV4MPEG2 W8 H8 F25:1 C420p10\n".to_vec();
+        for luma in [64_u16, 502, 940] {
+            bytes.extend(b"FRAME\n");
+            bytes.extend([luma.to_le_bytes(); 64].as_flattened());
+            bytes.extend([512_u16.to_le_bytes(); 32].as_flattened());
+        }
+        let Some(grays) = grays("deep.y4m", &bytes) else { return eprintln!("skipped: no ffmpeg on this machine") };
+        assert!(grays.len() == 3 && grays.iter().zip([0, 128, 255]).all(|(seen, gray)| seen.abs_diff(gray) < 5), "{grays:?}");
+    }
+
+    #[test]
+    fn a_film_whose_rate_varies_has_the_frames_that_it_has() {
+        // A GIF of black and white pictures of 4x4 pixels, in turn, which stand for so many hundredths of a second.
+        let mut bytes = b"GIF89a\x04\0\x04\0\x80\0\0\0\0\0\xff\xff\xff".to_vec();
+        for (i, time) in [10, 100, 10, 50, 10].into_iter().enumerate() {
+            bytes.extend(b"!\xf9\x04\0".iter().chain(&[time, 0, 0, 0]).chain(b",\0\0\0\0\x04\0\x04\0\0\x02"));
+            let pixels = [b"\x0a\x04\x08\x10\x20\x40\x80\0\x01\x02\x05\0", b"\x0a\x4c\x98\x30\x61\xc2\x84\x09\x13\x26\x05\0"];
+            bytes.extend(pixels[i % 2]);
+        }
+        bytes.push(b';');
+        let Some(grays) = grays("varies.gif", &bytes) else { return eprintln!("skipped: no ffmpeg on this machine") };
+        assert_eq!(grays, [0, 255, 0, 255, 0]);
+    }
+
+    /// It writes on and on: a reader that waited for its end would wait for ever.
+    #[cfg(unix)]
+    #[test]
+    fn a_program_whose_pictures_are_none_is_ended() {
+        let (to, told) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let mut film = Film::reading(Command::new("yes").arg("P6 2 1 65535"), "deep.mp4", RATE.into()).unwrap();
+            to.send(film.frame().unwrap_err().to_string())
+        });
+        let said = told.recv_timeout(std::time::Duration::from_secs(60));
+        assert_eq!(said.as_deref(), Ok("deep.mp4: a frame has levels up to 65535, not 255"));
     }
 }

@@ -1,6 +1,6 @@
 //! A COCO file remembered in the user's cache folder: what was kept of it, under its path, size, time and a sample of its bytes.
 //!
-//! Format, little-endian: magic, stamp, categories, images, boxes, points, meta, counts, then the SHA-256 of all that. One that does not match is as good as none.
+//! Format, little-endian: magic, stamp, categories, images, boxes, points, areas, meta, counts, then the SHA-256 of all that. One that does not match is as good as none.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -13,12 +13,13 @@ use sha2::{Digest, Sha256};
 
 use super::file::{CocoBox, CocoFile, CocoImage, Counts};
 use super::id::Id;
+use crate::data::areas::Areas;
 use crate::data::bytes::{Reader, Writer};
 use crate::data::error::DataError;
 use crate::data::frame::Size;
 use crate::data::meta::{Column, MetaTable};
 
-const MAGIC: &[u8; 12] = b"BELLOWSCOC05";
+const MAGIC: &[u8; 12] = b"BELLOWSCOC06";
 /// Pieces of the file that are hashed, evenly spread, and their length.
 const SAMPLES: u64 = 64;
 const SAMPLE_BYTES: u64 = 4096;
@@ -87,6 +88,11 @@ pub(super) fn save(file: &Path, stamp: &Stamp, coco: &CocoFile) -> Result<(), Da
     }
     out.u32(coco.points.len() as u32);
     coco.points.as_flattened().iter().for_each(|&v| out.f32(v));
+    out.u32(coco.areas.0.len() as u32);
+    for (of, area) in &coco.areas.0 {
+        of.iter().for_each(|&v| out.u32(v));
+        out.f32(*area);
+    }
     out.meta(&coco.meta);
     let c = &coco.counts;
     let left_out = [c.crowd, c.zero_size, c.boxless, c.masks, c.unknown_points, c.unknown_image, c.unknown_category];
@@ -129,6 +135,10 @@ pub(super) fn load(file: &Path, stamp: &Stamp) -> Option<CocoFile> {
     for _ in 0..count {
         points.push([input.f32()?, input.f32()?]);
     }
+    let (count, mut areas) = input.list(12)?;
+    for _ in 0..count {
+        areas.push(([input.u32()?, input.u32()?], input.f32()?));
+    }
     let meta = Arc::new(input.meta()?);
     let mut counts = Counts {
         crowd: input.u64()?,
@@ -146,7 +156,7 @@ pub(super) fn load(file: &Path, stamp: &Stamp) -> Option<CocoFile> {
     for _ in 0..input.u32()? {
         counts.examples.push(input.text()?);
     }
-    Some(CocoFile { categories, images, boxes, points, meta, counts, ..CocoFile::default() }.complete())
+    Some(CocoFile { categories, images, boxes, points, areas: Areas(areas), meta, counts, ..CocoFile::default() }.complete())
 }
 
 impl Writer {
@@ -210,7 +220,7 @@ mod tests {
     fn what_is_remembered_is_what_was_read_and_counts_while_the_file_is_the_same() {
         let dir = tempfile::tempdir().unwrap();
         let (json, memory) = (dir.path().join("a.json"), dir.path().join("cache"));
-        let text = r#"{"annotations":[{"image_id":"t","category_id":1,"bbox":[1,2,3,4],"segmentation":[[1,2,null,4,5,6]]},{"image_id":8,"category_id":1,"bbox":[1,2,3,4]}],
+        let text = r#"{"annotations":[{"image_id":"t","category_id":1,"bbox":[1,2,3,4],"area":6,"segmentation":[[1,2,null,4,5,6]]},{"image_id":8,"category_id":1,"bbox":[1,2,3,4]}],
             "images":[{"id":9,"file_name":"a","meta":{"k":1,"l":"x","n":NaN}},{"id":"t","meta":{"l":"y"},"file_name":"b","width":4,"height":5}],"categories":[{"id":1,"name":"c"}]}"#;
         std::fs::write(&json, text).unwrap();
         let fresh = crate::data::coco::open(&json, Some(&memory)).unwrap();
@@ -218,7 +228,7 @@ mod tests {
         let file = memory.join(file_name(&json));
         assert_eq!(load(&file, &stamp).as_ref(), Some(&fresh));
         assert_eq!((fresh.counts.unknown_image, fresh.counts.not_numbers, fresh.boxes_of(1).len()), (1, 1, 1));
-        assert_eq!(fresh.counts.unknown_points, 1);
+        assert_eq!((fresh.counts.unknown_points, fresh.areas.get(1, 0)), (1, Some(6.0)));
         assert!(load(&file, &Stamp { size: 1, ..Stamp::of(&json).unwrap() }).is_none());
         let mut bytes = std::fs::read(&file).unwrap();
         bytes[80] ^= 1;

@@ -1,8 +1,9 @@
-//! What is kept of a COCO file: 32 bytes a box, and 8 a point of its polygons.
+//! What is kept of a COCO file: 32 bytes a box, 8 a point of its polygons, and 12 an area that is another than the box's.
 
 use std::sync::Arc;
 
 use super::id::Id;
+use crate::data::areas::Areas;
 use crate::data::frame::Size;
 use crate::data::meta::MetaTable;
 
@@ -81,6 +82,8 @@ pub(crate) struct CocoFile {
     pub(super) begins: Vec<u32>,
     /// Points of polygons in pixels, as an [`Outline`](crate::data::Outline) each.
     pub(crate) points: Vec<[f32; 2]>,
+    /// By image, and by the place of a box among those of its image.
+    pub(crate) areas: Areas,
     /// `meta` and `date_captured` of each image.
     pub(crate) meta: Arc<MetaTable>,
     pub(crate) counts: Counts,

@@ -24,6 +24,7 @@ use super::id::Id;
 use super::scalar::{Flag, Number, Pairs, Scalar, Side, misplaced, no_box};
 use super::segmentation::Segmentation;
 use super::tolerant::tolerant;
+use crate::data::areas::Areas;
 use crate::data::frame::Size;
 use crate::data::meta::{MOMENT, MetaBuilder};
 
@@ -73,6 +74,8 @@ struct Raw {
     /// Of annotations, to find those of two: numbers, which mostly stand in their order, and hashes of texts.
     annotation_numbers: Vec<i64>,
     annotation_texts: HashSet<u64>,
+    /// Areas that are not those of boxes, with the number of the box.
+    areas: Vec<(u32, f32)>,
     seen: [bool; 3],
 }
 
@@ -119,7 +122,7 @@ impl Raw {
     }
 
     fn annotation(&mut self, annotation: RawAnnotation) -> Result<(), String> {
-        let RawAnnotation { id, image_id, category_id, bbox, segmentation, iscrowd } = annotation;
+        let RawAnnotation { id, image_id, category_id, bbox, area, segmentation, iscrowd } = annotation;
         let who = || id.as_ref().map_or_else(|| "an annotation without id".into(), |id| format!("annotation {id}"));
         let image = image_id.ok_or_else(|| format!("{} has no `image_id`", who()))?;
         let of = || format!("{} of image {image}", who());
@@ -177,6 +180,8 @@ impl Raw {
         self.file.points.extend(segmentation.map(|s| s.points).unwrap_or_default());
         let ends = u32::try_from(self.file.points.len()).map_err(|_| "more than 4 billion points of polygons")?;
         let outline = [ends - from as u32, from as u32];
+        let own = Areas::own(area.0.map(|area| area as f32), [xywh[2], xywh[3]]);
+        self.areas.extend(own.map(|area| (self.file.boxes.len() as u32, area)));
         self.file.boxes.push(CocoBox { image: self.image_ids.slot(image), category: self.category_ids.slot(category), xywh, outline });
         Ok(())
     }
@@ -198,7 +203,11 @@ impl Raw {
         self.file.meta = Arc::new(std::mem::take(&mut self.meta).finish());
         let mut boxes = std::mem::take(&mut self.file.boxes);
         let (mut lost_images, mut lost_categories) = (HashMap::new(), HashMap::new());
+        let (mut number, mut areas) = (0, std::mem::take(&mut self.areas).into_iter().peekable());
+        let (mut kept, mut own) = (vec![0_u32; self.file.images.len()], Vec::new());
         boxes.retain_mut(|b| {
+            let area = areas.next_if(|(of, _)| *of == number).map(|(_, area)| area);
+            number += 1;
             let (image, category) = (self.image_at.get(&b.image), self.category_at.get(&b.category));
             if image.is_none() {
                 *lost_images.entry(b.image).or_insert(0u64) += 1;
@@ -207,9 +216,15 @@ impl Raw {
             }
             let (Some(&image), Some(&category)) = (image, category) else { return false };
             (b.image, b.category) = (image, category);
+            let place = &mut kept[image as usize];
+            own.extend(area.map(|area| ([image, *place], area)));
+            *place += 1;
             true
         });
+        // Those of one image keep their order.
         boxes.sort_by_key(|b| b.image);
+        own.sort_by_key(|(place, _)| *place);
+        self.file.areas = Areas(own);
         boxes.shrink_to_fit();
         self.file.points.shrink_to_fit();
         let counts = &mut self.file.counts;
@@ -265,6 +280,8 @@ struct RawAnnotation {
     #[serde(default, deserialize_with = "given")]
     category_id: Option<Id>,
     bbox: Option<Numbers>,
+    #[serde(default)]
+    area: Number,
     segmentation: Option<Segmentation>,
     #[serde(default)]
     iscrowd: Flag,

@@ -2,6 +2,7 @@
 //! Numbers may stand in texts, for tables are read as texts.
 
 use std::fmt;
+use std::marker::PhantomData;
 
 use serde::de::{Deserialize, Deserializer, Error, Expected, IgnoredAny, MapAccess, SeqAccess, Unexpected, Visitor};
 
@@ -122,83 +123,78 @@ impl<'de> Deserialize<'de> for Pairs {
 #[derive(Clone, Copy, Default)]
 pub(super) struct Number(pub(super) Option<f64>);
 
-impl<'de> Deserialize<'de> for Number {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(AnyNumber)
+/// A number of a box, which has to be known.
+pub(super) struct Side(pub(super) f64);
+
+/// What is made of a number, which may be unknown. It is the visitor that refuses it: of what is said later the JSON reader does not know the byte.
+trait OfNumber: Sized {
+    /// What has to stand there.
+    const WHAT: &'static str;
+
+    fn of<E: Error>(number: Option<f64>) -> Result<Self, E>;
+}
+
+impl OfNumber for Number {
+    const WHAT: &'static str = "a number";
+
+    fn of<E: Error>(number: Option<f64>) -> Result<Self, E> {
+        Ok(Self(number))
     }
 }
 
-struct AnyNumber;
+impl OfNumber for Side {
+    const WHAT: &'static str = "a number of a box";
 
-impl Visitor<'_> for AnyNumber {
-    type Value = Number;
+    fn of<E: Error>(number: Option<f64>) -> Result<Self, E> {
+        number.map(Self).ok_or_else(no_box)
+    }
+}
+
+impl<'de> Deserialize<'de> for Number {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(AnyNumber::<Self>(PhantomData))
+    }
+}
+
+impl<'de> Deserialize<'de> for Side {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(AnyNumber::<Self>(PhantomData))
+    }
+}
+
+struct AnyNumber<T>(PhantomData<T>);
+
+impl<T: OfNumber> Visitor<'_> for AnyNumber<T> {
+    type Value = T;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a number")
+        f.write_str(T::WHAT)
     }
 
-    fn visit_i64<E: Error>(self, value: i64) -> Result<Number, E> {
-        Ok(Number(Some(value as f64)))
+    fn visit_i64<E: Error>(self, value: i64) -> Result<T, E> {
+        T::of(Some(value as f64))
     }
 
-    fn visit_u64<E: Error>(self, value: u64) -> Result<Number, E> {
-        Ok(Number(Some(value as f64)))
+    fn visit_u64<E: Error>(self, value: u64) -> Result<T, E> {
+        T::of(Some(value as f64))
     }
 
-    fn visit_f64<E: Error>(self, value: f64) -> Result<Number, E> {
-        Ok(Number(Some(value)))
+    fn visit_f64<E: Error>(self, value: f64) -> Result<T, E> {
+        T::of(Some(value))
     }
 
-    fn visit_str<E: Error>(self, value: &str) -> Result<Number, E> {
+    fn visit_str<E: Error>(self, value: &str) -> Result<T, E> {
         match value.trim() {
-            "" => Ok(Number(None)),
+            "" => T::of(None),
             text => match text.parse::<f64>() {
-                Ok(number) => Ok(Number(Some(number).filter(|n| n.is_finite()))),
-                Err(_) => Err(E::invalid_value(Unexpected::Str(value), &self)),
+                Ok(number) => T::of(Some(number).filter(|n| n.is_finite())),
+                Err(_) => Err(E::invalid_value(Unexpected::Str(value), &Number::WHAT)),
             },
         }
     }
 
-    fn visit_unit<E: Error>(self) -> Result<Number, E> {
-        Ok(Number(None))
-    }
-}
-
-/// A number of a box, which has to be known. Its visitor says so where it is not: of what is said later the JSON reader does not know the byte.
-pub(super) struct Side(pub(super) f64);
-
-impl<'de> Deserialize<'de> for Side {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Known;
-        impl Visitor<'_> for Known {
-            type Value = Side;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a number of a box")
-            }
-
-            fn visit_i64<E: Error>(self, value: i64) -> Result<Side, E> {
-                Ok(Side(value as f64))
-            }
-
-            fn visit_u64<E: Error>(self, value: u64) -> Result<Side, E> {
-                Ok(Side(value as f64))
-            }
-
-            fn visit_f64<E: Error>(self, value: f64) -> Result<Side, E> {
-                Ok(Side(value))
-            }
-
-            fn visit_str<E: Error>(self, value: &str) -> Result<Side, E> {
-                let Number(known) = AnyNumber.visit_str::<E>(value)?;
-                known.map(Side).ok_or_else(no_box)
-            }
-
-            fn visit_unit<E: Error>(self) -> Result<Side, E> {
-                Err(no_box())
-            }
-        }
-        deserializer.deserialize_any(Known)
+    fn visit_unit<E: Error>(self) -> Result<T, E> {
+        T::of(None)
     }
 }
 

@@ -77,6 +77,10 @@ fn coco_to_yolo_and_back_gives_the_same_boxes() {
             assert!(want.iter().zip(got).all(|(w, g)| (w - g).abs() < 2e-3), "{want:?} {got:?}");
         }
     }
+    for out in ["yolo", "coco"] {
+        let yaml = std::fs::read_to_string(at(out).join("data.yaml")).unwrap();
+        assert!(yaml.starts_with("train: ") && !yaml.contains("path:"), "a path would not be taken from where the file is: {yaml}");
+    }
     let json = std::fs::read_to_string(at("coco/annotations/train.json")).unwrap();
     for text in ["[1.0,2.5,30.125,40.0]", "[10.333,20.667,7.001,5.0]", "[0.0,0.0,97.0,61.0]"] {
         assert!(json.contains(text), "{text} in {json}");

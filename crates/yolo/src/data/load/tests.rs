@@ -283,6 +283,29 @@ fn a_download_of_links_is_called_by_its_names() {
 }
 
 #[test]
+fn areas_stay_with_the_objects_that_are_kept() {
+    let tree = Tree::new();
+    tree.write("images/a.jpg", jpeg(100, 50));
+    tree.write("images/b.jpg", jpeg(100, 50));
+    // Of the first image: a box's own area, one beside it, a mask's, one that reaches beyond the image and has the area of all of it, a mask's.
+    let text = r#"{"images":[{"id":1,"file_name":"a.jpg"},{"id":2,"file_name":"b.jpg"}],
+        "categories":[{"id":1,"name":"cat"},{"id":2,"name":"dog"}],"annotations":[
+        {"image_id":2,"category_id":1,"bbox":[10,10,20,10],"area":120},{"image_id":1,"category_id":1,"bbox":[0,0,20,10],"area":200},
+        {"image_id":1,"category_id":1,"bbox":[200,0,20,10],"area":90},{"image_id":1,"category_id":2,"bbox":[20,0,20,10],"area":80},
+        {"image_id":1,"category_id":1,"bbox":[-20,0,40,10],"area":400},{"image_id":1,"category_id":1,"bbox":[40,0,20,10],"area":70},
+        {"image_id":2,"category_id":1,"bbox":[10,10,20,10],"area":60},{"image_id":2,"category_id":1,"bbox":[40,10,20,10]}]}"#;
+    tree.write("all.json", text);
+    let config = DataConfig::load_with(&tree.root().join("all.json"), &[], None).unwrap();
+    let areas = |classes: Option<Vec<u32>>| {
+        let found = scan(&config, Split::Val, &ScanOptions { cache_dir: None, classes, ..ScanOptions::default() }, &|_, _| {}).unwrap();
+        let of = |i: usize| (0..found.labels(i).len()).map(|k| found.areas().get(i, k)).collect::<Vec<_>>();
+        [of(0), of(1)]
+    };
+    assert_eq!(areas(None), [vec![None, Some(80.0), Some(400.0), Some(70.0)], vec![Some(120.0), None]]);
+    assert_eq!(areas(Some(vec![0])), [vec![None, Some(400.0), Some(70.0)], vec![Some(120.0), None]]);
+}
+
+#[test]
 fn boxes_are_taken_in_pixels_of_the_decoded_image() {
     let tree = Tree::new();
     tree.write("images/a.jpg", jpeg(100, 50));

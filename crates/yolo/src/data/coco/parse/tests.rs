@@ -141,6 +141,28 @@ fn an_id_of_two_annotations_is_counted_and_an_unused_background_is_no_class() {
 }
 
 #[test]
+fn areas_go_with_their_boxes_to_the_images_that_have_them() {
+    let note = |image: u32, category: u32, more: &str| format!(r#"{{"image_id":{image},"category_id":{category},{more}}}"#);
+    let notes = [
+        note(2, 1, r#""bbox":[0,0,20,10],"area":150"#),
+        note(1, 1, r#""bbox":[0,0,20,10],"area":200"#),
+        note(9, 1, r#""bbox":[0,0,20,10],"area":50"#),
+        note(1, 7, r#""bbox":[0,0,20,10],"area":60"#),
+        note(2, 1, r#""bbox":[1,0,20,10],"area":"70.5""#),
+        note(1, 1, r#""bbox":[1,0,20,0],"area":80"#),
+        note(1, 1, r#""bbox":[1,0,20,10],"area":90"#),
+        note(2, 1, r#""bbox":[2,0,20,10],"area":null"#),
+    ];
+    let head = r#""images":[{"id":1,"file_name":"a"},{"id":2,"file_name":"b"}],"categories":[{"id":1,"name":"c"}]"#;
+    let annotations = notes.join(",");
+    for text in [format!(r#"{{{head},"annotations":[{annotations}]}}"#), format!(r#"{{"annotations":[{annotations}],{head}}}"#)] {
+        let file = read(&text).unwrap();
+        let areas = |image: usize| (0..file.boxes_of(image).len()).map(|k| file.areas.get(image, k)).collect::<Vec<_>>();
+        assert_eq!([areas(0), areas(1)], [vec![None, Some(90.0)], vec![Some(150.0), Some(70.5), None]]);
+    }
+}
+
+#[test]
 fn what_python_writes_for_no_number_is_unknown_wherever_reads_end() {
     let text = r#"{"info":{"version":NaN},"images":[{"id":1,"file_name":"NaN \"Infinity.jpg","width":NaN,"height":Infinity,"date_captured":NaN,
         "meta":{"Temperature":NaN,"Humidity":-Infinity,"n":3,"NaN":"NaN"}},{"id":2,"file_name":"b","meta":NaN}],"categories":[{"id":1,"name":"a"}],

@@ -161,7 +161,7 @@ fn a_terminal_that_goes_ends_it_after_the_step() {
     let dir = tempfile::tempdir().unwrap();
     tiny_data(dir.path());
     let train = |name: &str| {
-        let args = ["--data", "tiny.yaml", "--name", name, "--imgsz", "640", "--batch", "11", "--epochs", "50", "--plots", "false"];
+        let args = ["--data", "tiny.yaml", "--name", name, "--imgsz", "320", "--batch", "11", "--epochs", "500", "--plots", "false"];
         (yolo_train(dir.path(), &args), dir.path().join("runs/detect").join(name))
     };
     let (mut command, run) = train("hears");

@@ -51,11 +51,20 @@ pub struct Resumed {
 const OF_A_SUPERVISOR: [&str; 2] = ["fallback", "elastic"];
 
 /// `--resume`: the run's directory (`which` or what it is a part of, or the newest under `--project`) with the settings it was begun with, below those of
-/// `file` (`--config`) and the flags, which are held to the same: what is as the run was begun may be said again.
+/// `file` (`--config`) and the flags, which are held to the same: what is as the run was begun may be said again, so that the command that began it goes on
+/// with it. `read` is what layers come to, all settings by name, however they are written, and the choices that are left to the program as the first of them
+/// has made them; nothing if they make no sense.
 ///
 /// # Errors
 /// No run, no `config.yaml`, or another value of a setting that is not one of `may_change`, as [`Usage`].
-pub fn resumed(which: Option<&Path>, file: Option<Layer>, flags: &Layer, project: &str, may_change: &[&str]) -> Result<Resumed, Failure> {
+pub fn resumed(
+    which: Option<&Path>,
+    file: Option<Layer>,
+    flags: &Layer,
+    project: &str,
+    may_change: &[&str],
+    read: impl Fn(&[Layer]) -> Option<Value>,
+) -> Result<Resumed, Failure> {
     let mut said: Vec<Layer> = file.into_iter().chain([flags.clone()]).collect();
     // The setting is what a batch is made of, which stays; how many processes make it may change.
     let ranks = take(&mut said, "ranks");
@@ -69,11 +78,19 @@ pub fn resumed(which: Option<&Path>, file: Option<Layer>, flags: &Layer, project
     let config = dir.join(CONFIG);
     let mut begun = yaml_layer(&config)?;
     begun.values.remove("command");
-    let may_change = |key: &String| may_change.contains(&key.replace('-', "_").as_str());
+    let name = |key: &str| key.replace('-', "_");
+    let may_change = |key: &str| may_change.contains(&name(key).as_str());
+    // What the file says of these does not count.
+    let typed: Vec<String> = flags.values.iter().filter(|(_, value)| !value.is_null()).map(|(key, _)| name(key)).collect();
+    let was = read(std::slice::from_ref(&begun));
+    let as_begun = |key: &str, value: &Value| {
+        let said = Layer { origin: String::new(), values: [(key.to_owned(), value.clone())].into_iter().collect() };
+        was.is_some() && read(&[begun.clone(), said]) == was
+    };
     for layer in &mut said {
-        // So that the command which began a run goes on with it when `--resume` is put behind it.
-        let as_begun = |key: &String, value: &Value| begun.values.get(&key.replace('-', "_")).is_some_and(|begun| same(begun, value));
-        layer.values.retain(|key, value| may_change(key) || !as_begun(key, value));
+        let is_file = layer.origin != flags.origin;
+        let goes_on = |key: &str, value: &Value| (is_file && typed.contains(&name(key))) || as_begun(key, value);
+        layer.values.retain(|key, value| value.is_null() || may_change(key) || !goes_on(key, value));
         if let Some((key, _)) = layer.values.iter().find(|(key, value)| !value.is_null() && !may_change(key)) {
             let what = if layer.origin == flags.origin { format!("--{key}") } else { format!("{}: `{key}`", layer.origin) };
             return Err(Usage(format!("{what} cannot change when a run is resumed; it stands in {}", config.display())).into());
@@ -84,11 +101,6 @@ pub fn resumed(which: Option<&Path>, file: Option<Layer>, flags: &Layer, project
     }
     said.insert(0, begun);
     Ok(Resumed { dir, layers: said, ranks })
-}
-
-/// Whether two values are one, however a number is written.
-fn same(a: &Value, b: &Value) -> bool {
-    a == b || a.as_f64().zip(b.as_f64()).is_some_and(|(a, b)| a == b)
 }
 
 /// Takes a setting out of all layers; its value is that of the last one that has it.
@@ -134,7 +146,16 @@ mod tests {
     fn go_on(run: &Path, file: Option<&str>, flags: Value) -> Result<Resumed, Failure> {
         let file = file.map(|text| yaml_text("a.yaml", text)).transpose()?;
         let flags = Layer { origin: "command line".into(), values: flags.as_object().cloned().unwrap_or_default() };
-        resumed(Some(run), file, &flags, "runs", &["supervise", "fallback", "elastic", "workers", "save_period"])
+        resumed(Some(run), file, &flags, "runs", &["supervise", "fallback", "elastic", "workers", "save_period"], read)
+    }
+
+    /// All values by name, numbers however they are written; `auto` is what the first layer has.
+    fn read(layers: &[Layer]) -> Option<Value> {
+        let mut all = Map::new();
+        for (key, value) in layers.iter().flat_map(|layer| &layer.values).filter(|(_, value)| **value != "auto") {
+            all.insert(key.replace('-', "_"), value.as_f64().map_or_else(|| value.clone(), Value::from));
+        }
+        Some(all.into())
     }
 
     fn values(resumed: &Resumed) -> Vec<Value> {
@@ -158,10 +179,12 @@ mod tests {
 
     #[test]
     fn what_is_as_it_was_may_be_said_again() {
-        let run = run("lr0: 1.0\nclose_mosaic: 3\nworkers: 8\n");
-        let on = go_on(run.path(), Some("lr0: 1\nworkers: 4\n"), json!({ "close-mosaic": 3, "workers": 8 })).unwrap();
-        let begun = json!({ "lr0": 1.0, "close_mosaic": 3, "workers": 8 });
-        assert_eq!(values(&on), [begun, json!({ "workers": 4 }), json!({ "workers": 8 })], "the flag still wins over the file");
+        let run = run("lr0: 1.0\nclose_mosaic: 3\nworkers: 8\noptimizer: SGD\n");
+        let on = go_on(run.path(), Some("lr0: 1\nworkers: 4\n"), json!({ "close-mosaic": 3, "workers": 8, "optimizer": "auto" })).unwrap();
+        let begun = json!({ "lr0": 1.0, "close_mosaic": 3, "workers": 8, "optimizer": "SGD" });
+        assert_eq!(values(&on), [begun.clone(), json!({ "workers": 4 }), json!({ "workers": 8 })], "the flag still wins over the file");
+        let on = go_on(run.path(), Some("close_mosaic: 10\n"), json!({ "close-mosaic": 3 })).unwrap();
+        assert_eq!(values(&on), [begun, json!({}), json!({})], "what a flag says the file need not");
     }
 
     #[test]

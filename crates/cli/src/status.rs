@@ -146,7 +146,7 @@ impl State {
         };
         let beat = read().or_else(again).unwrap_or_default();
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        Self { supervised: is_supervised(&beat), beat, holder: run.holder(), now }
+        Self { supervised: is_supervised(&beat, run), beat, holder: run.holder(), now }
     }
 
     fn lives(&self) -> bool {
@@ -239,12 +239,13 @@ impl State {
     }
 }
 
-/// Whether the supervisor that a sign of life names is there: that process, and not another of its number.
-fn is_supervised(beat: &Beat) -> bool {
+/// Whether the supervisor that a sign of life of the run names is there: that process, and not another of its number.
+fn is_supervised(beat: &Beat, run: &RunDir) -> bool {
+    let restarts = || tail(&run.supervision()).last().is_some_and(|line| line["event"] == "restart");
     beat.supervisor.is_some_and(|pid| match &beat.supervisor_began {
         Some(its) => began(pid).as_ref() == Some(its),
-        // A number alone is believed while the run has not ended.
-        None => beat.ended.is_none() && is_alive(pid),
+        // A number alone is believed while the run has not ended, or is to be started again.
+        None => is_alive(pid) && (beat.ended.is_none() || restarts()),
     })
 }
 
@@ -328,16 +329,19 @@ mod tests {
     #[test]
     #[cfg(target_os = "linux")]
     fn a_supervisor_is_not_whoever_has_its_number() {
-        let pid = std::process::id();
+        let dir = tempfile::tempdir().unwrap();
+        let (pid, run) = (std::process::id(), RunDir::at(dir.path()));
         let of = |its: Option<&str>, ended: Option<&str>| {
             let [supervisor_began, ended] = [its, ended].map(|text| text.map(String::from));
-            is_supervised(&Beat { supervisor: Some(pid), supervisor_began, ended, ..Beat::default() })
+            is_supervised(&Beat { supervisor: Some(pid), supervisor_began, ended, ..Beat::default() }, &run)
         };
         let own = began(pid).unwrap();
         assert!(of(Some(&own), None) && of(Some(&own), Some("the device was lost")), "what has failed may be started again");
         assert!(!of(Some("before the power cut 1"), None) && !of(None, Some("done")));
         assert!(of(None, None), "a run of an older program");
-        assert!(!is_supervised(&Beat::default()));
+        assert!(!is_supervised(&Beat::default(), &run));
+        std::fs::write(run.supervision(), "{\"event\": \"restart\"}\n").unwrap();
+        assert!(of(None, Some("the device was lost")), "in the pause before it is started again");
     }
 
     #[test]

@@ -253,10 +253,18 @@ impl<T: Task> Run<T> {
         if !self.ranks.is_first() {
             return Ok(());
         }
-        let unwritten = match Journal::unwritten_without_steps(newest) {
+        let mut unwritten = match Journal::unwritten_without_steps(newest) {
             Some(paths) => self.unwritten_of_older(newest.step, paths),
             None => Journal::unwritten(newest),
         };
+        // Somebody may have deleted them: the checkpoint of the best is kept, and a run that is over stands at its last.
+        let counters = &self.state.counters;
+        for (path, step) in [(BEST, counters.best_step), (LAST, counters.done.then_some(newest.step))] {
+            let waits = unwritten.values().flatten().any(|waits| waits == path);
+            if let Some(step) = step.filter(|_| !waits && !self.journal.dir().path().join(path).exists()) {
+                unwritten.entry(step).or_default().push(path.into());
+            }
+        }
         for (step, paths) in unwritten {
             let (model, epoch) = if step == newest.step {
                 self.judged_model()

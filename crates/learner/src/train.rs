@@ -251,7 +251,7 @@ impl<T: Task> Run<T> {
         let counters = &mut self.state.counters;
         let what = format!("batch {} of epoch {}", counters.position + 1, counters.epoch + 1);
         if !error.is::<Unreadable>() || counters.unreadable_in_a_row + 1 >= SKIPS_BEFORE_ROLLBACK {
-            self.save_readable()?;
+            self.save_readable();
             return Err(LearnError::task(what)(error));
         }
         self.clock.readable.get_or_insert_with(|| counters.clone());
@@ -268,13 +268,19 @@ impl<T: Task> Run<T> {
 
     /// Saves what is trained, for the data may come back: with the batches in a row that could not be read still to come, so that whoever goes on leaves
     /// none of them out.
-    fn save_readable(&mut self) -> Result<(), LearnError> {
+    fn save_readable(&mut self) {
         let (now, safe) = (&self.state.counters, self.clock.safe);
         // Behind a checkpoint, or an epoch, that came after the first of them there is no way back.
         let reaches = |first: &Counters| first.epoch == now.epoch && safe.is_none_or(|safe| safe <= first.batches);
         if let Some(first) = self.clock.readable.take().filter(reaches) {
             self.state.counters = Counters { elapsed_s: now.elapsed_s, ..first };
         }
-        if safe == Some(self.state.counters.batches) { Ok(()) } else { self.try_save(false) }
+        if safe == Some(self.state.counters.batches) {
+            return;
+        }
+        // The run ends of its data, whatever becomes of this.
+        if let Err(error) = self.save() {
+            self.tell("warning", format!("what is trained could not be saved, the checkpoint before stands: {error}"));
+        }
     }
 }

@@ -44,7 +44,15 @@ pub(crate) fn settings(args: &SettingsArgs) -> Result<SftConfig, Failure> {
 const ONLY_FOR_TINY: &str = "only_for_tiny";
 
 fn layers(config: Option<&str>, flags: &Layer) -> Result<Vec<Layer>, Failure> {
-    let Some(name) = config else { return Ok(vec![flags.clone()]) };
+    Ok(of_file(config, flags)?.into_iter().chain([flags.clone()]).collect())
+}
+
+/// What `--config` says, below the `flags`.
+///
+/// # Errors
+/// As [`layer`].
+pub(crate) fn of_file(config: Option<&str>, flags: &Layer) -> Result<Option<Layer>, Failure> {
+    let Some(name) = config else { return Ok(None) };
     let mut file = layer(name)?;
     let made = match file.values.shift_remove(ONLY_FOR_TINY).unwrap_or_default() {
         Value::Null => Map::new(),
@@ -52,16 +60,17 @@ fn layers(config: Option<&str>, flags: &Layer) -> Result<Vec<Layer>, Failure> {
         other => return Err(Usage(format!("{}: `{ONLY_FOR_TINY}` is {other}: it takes settings", file.origin)).into()),
     };
     let model = flags.values.get("model").or(file.values.get("model"));
-    let values = if model.is_some_and(|model| model == "tiny") { made } else { Map::new() };
-    let made = Layer { origin: file.origin.clone(), values };
-    Ok(vec![file, made, flags.clone()])
+    if model.is_some_and(|model| model == "tiny") {
+        file.values.extend(made);
+    }
+    Ok(Some(file))
 }
 
 /// What a preset or a file of this name says.
 ///
 /// # Errors
 /// None of this name; a file that cannot be read or is no YAML, as [`Usage`].
-pub(crate) fn layer(name: &str) -> Result<Layer, Failure> {
+fn layer(name: &str) -> Result<Layer, Failure> {
     match PRESETS.iter().find(|(preset, _)| *preset == name) {
         Some((name, text)) => yaml_text(&format!("preset {name}"), text),
         None if Path::new(name).exists() => yaml_layer(Path::new(name)),

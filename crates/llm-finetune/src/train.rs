@@ -20,16 +20,18 @@ use bellows_qwen::memory::Plan;
 use bellows_qwen::merging::{Merging, own_dtype};
 use bellows_qwen::model::{CausalLm, ModelConfig};
 use bellows_qwen::modelfile::modelfile;
+use bellows_qwen::storage::BaseDtype;
 use bellows_qwen::train::{Finetune, MADE_BASE, Report};
 use bellows_runs::{Unwritten, write_atomic};
+use bellows_settings::Layer;
 use bellows_weights::gguf::Preset;
 use bellows_weights::{Checkpoint, DType};
 use burn::tensor::Device;
-use serde_json::Map;
+use serde_json::{Map, Value};
 
 use crate::args::TrainArgs;
 use crate::console::Console;
-use crate::presets::{layer, settings};
+use crate::presets::{of_file, settings};
 use crate::prove::{has_numbers, of_run, prove};
 use crate::settle::settle_memory;
 use crate::speak::{adapter_tokenizer, adopt_tokenizer};
@@ -92,12 +94,22 @@ pub(crate) fn settle(args: &TrainArgs) -> Result<(SftConfig, Option<PathBuf>, us
         let ranks = config.ranks;
         return Ok((config, None, ranks));
     };
-    let file = args.settings.config.as_deref().map(layer).transpose()?;
+    let file = of_file(args.settings.config.as_deref(), &args.settings.flags)?;
     let project = SftConfig::default().project;
-    let Resumed { dir, layers, ranks } = resumed(which.as_deref(), file, &args.settings.flags, &project, &MAY_CHANGE)?;
+    let Resumed { dir, layers, ranks } = resumed(which.as_deref(), file, &args.settings.flags, &project, &MAY_CHANGE, as_begun)?;
     let config = SftConfig::from_layers(&layers)?;
     let ranks = ranks_of(ranks.unwrap_or(config.ranks))?;
     Ok((config, Some(dir), ranks))
+}
+
+/// All settings that `layers` come to; what is left to the program, as it is in the first, the run that goes on.
+fn as_begun(layers: &[Layer]) -> Option<Value> {
+    let begun = SftConfig::from_layers(layers.get(..1)?).ok()?;
+    let mut config = SftConfig::from_layers(layers).ok()?;
+    if config.base_dtype == BaseDtype::Auto {
+        config.base_dtype = begun.base_dtype;
+    }
+    serde_json::to_value(config).ok()
 }
 
 /// That the model is there, asked before a device is proved and data are read: its description (that of the hub's is fetched), and of a folder of

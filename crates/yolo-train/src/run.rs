@@ -10,7 +10,7 @@ use bellows_kernels::{Lowering, cube};
 use bellows_learner::Outcome;
 use bellows_runs::run_of;
 use bellows_settings::Layer;
-use bellows_yolo::config::{MAY_CHANGE, SETTINGS, TrainConfig};
+use bellows_yolo::config::{BatchSize, MAY_CHANGE, OptimizerChoice, SETTINGS, TrainConfig};
 use bellows_yolo::data::DataConfig;
 use bellows_yolo::fit::settle as settle_memory;
 use bellows_yolo::metrics::table_header;
@@ -90,7 +90,7 @@ fn settle(args: &TrainArgs) -> Result<Settled, Failure> {
     if let Some(which) = &args.resume {
         which.as_deref().map_or(Ok(()), of_this_program)?;
         let project = TrainConfig::default().project;
-        let Resumed { dir, layers, ranks } = resumed(which.as_deref(), file, &args.flags, &project, &MAY_CHANGE)?;
+        let Resumed { dir, layers, ranks } = resumed(which.as_deref(), file, &args.flags, &project, &MAY_CHANGE, as_begun)?;
         let (config, notes) = TrainConfig::with_notes(&layers)?;
         let ranks = ranks_of(ranks.unwrap_or(config.ranks))?;
         return Ok(Settled { config, notes, resumed: Some(dir), ranks });
@@ -102,6 +102,19 @@ fn settle(args: &TrainArgs) -> Result<Settled, Failure> {
     let (mut config, notes) = TrainConfig::with_notes(&layers)?;
     config.ranks = ranks_of(config.ranks)?;
     Ok(Settled { ranks: config.ranks, config, notes, resumed: None })
+}
+
+/// All settings that `layers` come to; what is left to the program, as it is in the first, the run that goes on.
+fn as_begun(layers: &[Layer]) -> Option<Value> {
+    let begun = TrainConfig::from_layers(layers.get(..1)?).ok()?;
+    let mut config = TrainConfig::from_layers(layers).ok()?;
+    if config.optimizer == OptimizerChoice::Auto {
+        config.optimizer = begun.optimizer;
+    }
+    if matches!(config.batch, BatchSize::Memory(_)) {
+        config.batch = begun.batch;
+    }
+    serde_json::to_value(config).ok()
 }
 
 /// The data, once a run on them is within `memory_limit`, and what there is to say of its batch. Images that are to be kept decoded are read after that.

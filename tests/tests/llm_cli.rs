@@ -11,7 +11,8 @@ use serde_json::{Value, json};
 fn the_tiny_preset_makes_every_file() {
     let dir = tempfile::tempdir().unwrap();
     let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../datasets/tiny-chat");
-    let args = ["--config", "tiny", "--data", data.to_str().unwrap(), "--epochs", "1", "--max-samples", "32", "--device", "cpu"];
+    let data = ["--data", data.to_str().unwrap(), "--target-modules", "q_proj,v_proj"];
+    let args = [&["--config", "tiny", "--epochs", "1", "--max-samples", "32", "--device", "cpu"][..], &data].concat();
     let (out, _) = expect_code(&mut llm_finetune(dir.path(), &args), 0);
     for words in ["Before training:", "After training:", "parameters are trained", "perplexity", "Results saved to"] {
         assert!(out.contains(words), "no {words:?} in the output:\n{out}");
@@ -49,6 +50,10 @@ fn the_tiny_preset_makes_every_file() {
             ["generate", "--model", model.to_str().unwrap(), "--prompt", "Add 6 and 5.", "--temperature", "0", "--max-new-tokens", "4"];
         expect_code(&mut llm_finetune(dir.path(), &[&args[..], &["--device", "cpu"]].concat()), 0);
     }
+
+    // The command that made them goes on with them, the preset's values that its flags overrule included.
+    let (out, _) = expect_code(&mut llm_finetune(dir.path(), &[&args[..], &["--resume"]].concat()), 0);
+    assert!(out.contains("runs/sft/train") && !dir.path().join("runs/sft/train2").exists(), "{out}");
 }
 
 /// bf16 is multiplied by few processors and by no GPU here; pure f16 is of the base too, as its run records.

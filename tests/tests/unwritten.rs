@@ -53,9 +53,13 @@ fn a_run_whose_weights_were_deleted_goes_on() {
     // After the first epoch.
     Checkpoints::open(run.join("checkpoints")).unwrap().abandon_after(Some(3)).unwrap();
     std::fs::remove_dir_all(run.join("weights")).unwrap();
-    let (out, _) = expect_code(&mut yolo_train(dir.path(), &["--resume", run.to_str().unwrap()]), 0);
+    // By the command that began it: what it says is as the run has it, or is a choice that the run has made.
+    let again = ["--epochs", "2", "--plots", "false", "--optimizer", "auto", "--resume", run.to_str().unwrap()];
+    let (out, _) = expect_code(&mut train(dir.path(), "d", &again), 0);
     assert!(out.contains("going on at epoch 2"), "{out}");
     assert!(ending(&run) == whole);
+    let other = ["--epochs", "3", "--resume", run.to_str().unwrap()];
+    assert!(expect_code(&mut train(dir.path(), "d", &other), 2).1.contains("--epochs cannot change"));
 }
 
 #[test]

@@ -215,13 +215,17 @@ fn weights_that_a_dead_process_did_not_write_are_written_by_the_next() {
     session.resume().unwrap();
     assert_eq!(session.fit(&data()).unwrap(), Outcome::Finished);
     assert_eq!(weights(dir.path(), "best.safetensors"), weights(whole.path(), "best.safetensors"));
-    // At the end of one.
-    forget(dir.path());
-    std::fs::write(dir.path().join("run/weights/best.safetensors"), weights(whole.path(), "best.safetensors")).unwrap();
-    let mut session = learner(dir.path(), config(), worse);
-    session.resume().unwrap();
-    assert_eq!(session.fit(&data()).unwrap(), Outcome::NothingToDo);
-    assert_eq!(weights(dir.path(), "last.safetensors"), weights(whole.path(), "last.safetensors"));
+    // At the end of one, and when nothing was left to write, for somebody has deleted them.
+    for _ in 0..2 {
+        forget(dir.path());
+        let mut session = learner(dir.path(), config(), worse);
+        session.resume().unwrap();
+        assert_eq!(session.fit(&data()).unwrap(), Outcome::NothingToDo);
+        session.finish().unwrap();
+        for name in ["best.safetensors", "last.safetensors"] {
+            assert_eq!(weights(dir.path(), name), weights(whole.path(), name));
+        }
+    }
 }
 
 /// The best weights have no room while checkpoints have; another process goes on, from a later checkpoint.

@@ -110,6 +110,9 @@ fn containers() {
     let worse = Example::Chat(Conversation { messages: vec![asked, Message::new(Role::Assistant, "c")], tools: vec![] });
     let csv = format!("prompt,chosen,rejected\n\"{user}\",\"{assistant}\",\"{}\"\n", cell(Role::Assistant, "c"));
     assert_eq!(read("a.csv", csv), [Example::Pair { chosen: Box::new(chats), rejected: Box::new(worse) }]);
+    // What only questions have is not looked at, as pandas writes lists.
+    let csv = "prompt,completion,choices\na,b,['b' 'c']\na,b,\n";
+    assert_eq!(read("a.csv", csv), vec![Example::Prompt { prompt: "a".into(), completion: "b".into() }; 2]);
     // Line ends of every kind, in cells and between rows, and rows read in any order.
     let (_dir, rows) = dataset("a.csv", "text\r\n\"a\nb\"\r\n\r\nc\n\"d\"\"\"\r\ne");
     let rows = rows.unwrap();

@@ -125,6 +125,8 @@ fn the_likeliest_choice_is_the_answer_and_greedy_answers_are_compared_whole() {
     let row = json!({ "prompt": prompt, "choices": ["Q", "QR7"], "answer": 1 });
     let expected = score(&[row.clone(), row], &model, &shape, 0).unwrap().choice;
     assert_eq!(score_file("rows.csv", cells, &model, &shape, 0).unwrap().choice, expected);
+    let error = score_file("rows.csv", "prompt,choices,answer\nA,['Q' 'R'],1\n", &model, &shape, 0).unwrap_err();
+    assert!(error.contains(":2: `choices`"), "{error}");
 
     // A row of a table has all of its keys.
     let rows = [

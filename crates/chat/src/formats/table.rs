@@ -1,5 +1,5 @@
 //! CSV with a header line, row by row. Cells that hold lists in the other formats hold the JSON text of them here; those that hold text or a chat
-//! are a chat where they are the JSON text of one.
+//! are a chat where they are the JSON text of one. `choices`, which training never looks at, are text where they are no JSON.
 
 use std::fs::File;
 use std::path::Path;
@@ -11,7 +11,7 @@ use super::json::{Span, parse};
 use super::rows::ReadOptions;
 use crate::{ChatError, Fault};
 
-const LISTS: [&str; 7] = ["messages", "conversations", "history", "choices", "input_ids", "labels", "attention_mask"];
+const LISTS: [&str; 6] = ["messages", "conversations", "history", "input_ids", "labels", "attention_mask"];
 
 /// The keys of the header, and where the rows lie. What is wrong with a row shows when it is read: it may be one that is skipped.
 pub(super) fn index(file: &File, path: &Path) -> Result<(Vec<String>, Vec<Span>), ChatError> {
@@ -44,7 +44,8 @@ pub(super) fn row(header: &[String], text: &str, options: &ReadOptions) -> Resul
     let mut row = Map::new();
     for (key, cell) in header.iter().zip(&record) {
         let value = match cell {
-            "" if LISTS.contains(&key.as_str()) => Value::Null,
+            "" if key == "choices" || LISTS.contains(&key.as_str()) => Value::Null,
+            cell if key == "choices" => parse(cell).unwrap_or_else(|_| cell.into()),
             cell if LISTS.contains(&key.as_str()) => parse(cell)?,
             cell if chats.contains(&key.as_str()) => chat(cell).unwrap_or_else(|| cell.into()),
             cell => Value::from(cell),

@@ -2,7 +2,8 @@
 //!
 //! On disk they stand in the user's cache folder, never in the dataset; a file's name hashes the image's path, size and time and the
 //! size it was fitted to, so a changed image is decoded anew and datasets share nothing by accident. Remove the folder to free the space.
-//! Files are not flushed, which would take twenty times as long as decoding; one that a power cut has torn is made again.
+//! Files are not flushed, which would take twenty times as long as decoding; one that a power cut has torn is told by its length or its sum, and made
+//! again.
 //!
 //! An image that cannot be decoded is left out here, and fails whoever asks for it, as it does without a cache.
 
@@ -95,8 +96,11 @@ pub struct DiskCache {
     imgsz: u32,
 }
 
-/// Precedes the pixels: width, height, channels.
-const HEADER: usize = 12;
+/// Bytes of width, height and channels.
+const SIZES: usize = 12;
+
+/// Precedes the pixels: the sizes, and the sum of the pixels.
+const HEADER: usize = SIZES + 8;
 
 impl DiskCache {
     /// Decodes what `dir` does not hold yet. The space needed is estimated first and compared with what is free (on Unix).
@@ -127,7 +131,12 @@ impl Dataset<Item> for DiskCache {
     fn get(&self, index: usize) -> Result<Item, DatasetError> {
         match read(&self.files[index]) {
             Some(frame) => Ok(Item { original: self.dataset.size(index), ..self.dataset.item(index, frame) }),
-            None => load(&*self.dataset, index, self.imgsz),
+            None => {
+                let item = load(&*self.dataset, index, self.imgsz)?;
+                // For the next time; where it cannot be written, that is as slow as this one.
+                let _ = write(&self.files[index], &item.frame);
+                Ok(item)
+            }
         }
     }
 
@@ -153,8 +162,19 @@ fn file_name(dataset: &YoloDataset, index: usize, imgsz: u32) -> String {
 fn write(file: &Path, frame: &Frame) -> Result<(), DataError> {
     let mut bytes = Vec::with_capacity(HEADER + frame.pixels.len());
     [frame.width, frame.height, frame.channels].iter().for_each(|&v| bytes.extend((v as u32).to_le_bytes()));
+    bytes.extend(sum(&frame.pixels).to_le_bytes());
     bytes.extend_from_slice(&frame.pixels);
     Ok(write_unflushed(file, &bytes)?)
+}
+
+/// What pixels come to, eight bytes at a time: of what a power cut left the length may be right and the rest zeros.
+fn sum(pixels: &[u8]) -> u64 {
+    let (words, rest) = pixels.as_chunks::<8>();
+    let mut last = [0; 8];
+    last[..rest.len()].copy_from_slice(rest);
+    // Turned and multiplied, so that it matters where a word stands, and that there are zeros.
+    let add = |sum: u64, word: &[u8; 8]| (sum.rotate_left(5) ^ u64::from_le_bytes(*word)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    words.iter().chain([&last]).fold(pixels.len() as u64, add)
 }
 
 /// Width, height and channels of a file with this header, if it is `length` bytes long, as such a file is.
@@ -164,7 +184,7 @@ fn sizes(header: &[u8; HEADER], length: u64) -> Option<[usize; 3]> {
     (pixels > 0 && length.checked_sub(HEADER as u64) == Some(pixels)).then(|| sizes.map(|size| size as usize))
 }
 
-/// Whether a file is there and as long as it says.
+/// Whether a file is there and as long as it says; its sum is looked at when it is read.
 fn is_whole(file: &Path) -> bool {
     let look = || {
         let mut file = File::open(file)?;
@@ -178,7 +198,11 @@ fn is_whole(file: &Path) -> bool {
 /// What a file holds; none of one that is not there, or is not whole.
 fn read(file: &Path) -> Option<Frame> {
     let mut bytes = std::fs::read(file).ok()?;
-    let [width, height, channels] = sizes(bytes.first_chunk()?, bytes.len() as u64)?;
+    let (header, pixels) = bytes.split_first_chunk()?;
+    let [width, height, channels] = sizes(header, bytes.len() as u64)?;
+    if header[SIZES..] != sum(pixels).to_le_bytes() {
+        return None;
+    }
     bytes.drain(..HEADER);
     Some(Frame { pixels: bytes, channels, width, height, difference: false })
 }
@@ -251,5 +275,26 @@ mod tests {
         }
         std::fs::remove_file(&file).unwrap();
         assert_eq!(std::fs::read_dir(dir.path().join("cache")).unwrap().count(), 3, "nothing else is left there");
+    }
+
+    #[test]
+    fn a_file_of_the_right_length_with_other_pixels_is_made_again_when_it_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let set = images(dir.path());
+        let file = on_disk(&set, dir.path()).files[3].clone();
+        let whole = std::fs::read(&file).unwrap();
+        for from in [HEADER, whole.len() / 2, whole.len() - 1] {
+            let mut torn = whole.clone();
+            torn[from..].fill(0);
+            std::fs::write(&file, &torn).unwrap();
+            assert_eq!(on_disk(&set, dir.path()).get(3).unwrap(), load(&*set, 3, 64).unwrap());
+            assert!(std::fs::read(&file).unwrap() == whole, "the next run finds it whole");
+        }
+        let pixels: Vec<u8> = (1..12).collect();
+        for at in 0..pixels.len() {
+            let mut other = pixels.clone();
+            other[at] = 0;
+            assert_ne!(sum(&other), sum(&pixels), "byte {at}");
+        }
     }
 }

@@ -246,15 +246,16 @@ fn coco_text(found: &Scan, placed: &[String], names: &[String], out: &mut impl W
         .map(|(i, (name, image))| json!({"id": i + 1, "file_name": name, "width": image.size.width, "height": image.size.height}));
     list(out, &mut { images })?;
     write!(out, "],\n\"annotations\": [")?;
-    let of = |i: usize| found.labels(i).iter().map(move |label| (i, label));
-    let annotations = (0..placed.len()).flat_map(of).enumerate().map(|(k, (i, label))| {
+    let of = |i: usize| found.labels(i).iter().enumerate().map(move |(n, label)| (i, n, label));
+    let annotations = (0..placed.len()).flat_map(of).enumerate().map(|(k, (i, n, label))| {
         let size = found.images[i].size;
         let [width, height] = [f64::from(size.width), f64::from(size.height)];
         let [x, y, w, h] = label.xywh.map(f64::from);
         // To a thousandth of a pixel: what went in with up to three places comes out.
         let round = |v: f64| (v * 1e3).round() / 1e3;
         let bbox = [(x - w / 2.0) * width, (y - h / 2.0) * height, w * width, h * height].map(round);
-        json!({"id": k + 1, "image_id": i + 1, "category_id": label.class + 1, "bbox": bbox, "area": round(bbox[2] * bbox[3]), "iscrowd": 0})
+        let area = found.areas().get(i, n).map_or_else(|| round(bbox[2] * bbox[3]), f64::from);
+        json!({"id": k + 1, "image_id": i + 1, "category_id": label.class + 1, "bbox": bbox, "area": area, "iscrowd": 0})
     });
     list(out, &mut { annotations })?;
     writeln!(out, "]}}")

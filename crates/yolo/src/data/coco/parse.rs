@@ -180,7 +180,8 @@ impl Raw {
         self.file.points.extend(segmentation.map(|s| s.points).unwrap_or_default());
         let ends = u32::try_from(self.file.points.len()).map_err(|_| "more than 4 billion points of polygons")?;
         let outline = [ends - from as u32, from as u32];
-        let own = Areas::own(area.0.map(|area| area as f32), [xywh[2], xywh[3]]);
+        let area = area.0.and_then(|text| text.parse::<f64>().ok()).map(|area| area as f32);
+        let own = Areas::own(area, [xywh[2], xywh[3]]);
         self.areas.extend(own.map(|area| (self.file.boxes.len() as u32, area)));
         self.file.boxes.push(CocoBox { image: self.image_ids.slot(image), category: self.category_ids.slot(category), xywh, outline });
         Ok(())
@@ -280,8 +281,9 @@ struct RawAnnotation {
     #[serde(default, deserialize_with = "given")]
     category_id: Option<Id>,
     bbox: Option<Numbers>,
+    /// Training does without it, so one that is no number is none.
     #[serde(default)]
-    area: Number,
+    area: Scalar,
     segmentation: Option<Segmentation>,
     #[serde(default)]
     iscrowd: Flag,

@@ -38,7 +38,7 @@ fn source(root: &Path) -> DataConfig {
     }
     std::fs::write(root.join("frames/empty.jpg"), jpeg(40, 40)).unwrap();
     let text = r#"{"annotation":[
-        {"id":1,"image_id":20240101123456781,"category_id":2,"bbox":[1,2.5,30.125,40],"segmentation":[[1,2,3,4,5,6]]},
+        {"id":1,"image_id":20240101123456781,"category_id":2,"bbox":[1,2.5,30.125,40],"area":600.25,"segmentation":[[1,2,3,4,5,6]]},
         {"id":2,"image_id":20240101123456782,"category_id":9,"bbox":[0,0,97,61]},
         {"id":3,"image_id":20240101123456782,"category_id":2,"bbox":[10.333,20.667,7.001,5]}],
         "images":[{"id":20240101123456781,"filename":"day/0001.jpg","width":97,"height":61},
@@ -88,6 +88,18 @@ fn coco_to_yolo_and_back_gives_the_same_boxes() {
     assert_eq!(std::fs::read(at("source/all.json")).unwrap(), before);
     assert_eq!(std::fs::read_dir(at("source")).unwrap().count(), 3, "nothing is added to the source");
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 3, "nothing partial is left");
+}
+
+#[test]
+fn coco_to_coco_keeps_areas_that_are_not_those_of_boxes() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    std::fs::create_dir(at("source")).unwrap();
+    into(&source(&at("source")), Form::Coco, Images::Copy, &at("coco")).unwrap();
+    let json: serde_json::Value = serde_json::from_slice(&std::fs::read(at("coco/annotations/train.json")).unwrap()).unwrap();
+    let mut areas: Vec<f64> = json["annotations"].as_array().unwrap().iter().map(|one| one["area"].as_f64().unwrap()).collect();
+    areas.sort_by(f64::total_cmp);
+    assert_eq!(areas, [35.005, 600.25, 5917.0]);
 }
 
 #[test]

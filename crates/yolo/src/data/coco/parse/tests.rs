@@ -152,13 +152,17 @@ fn areas_go_with_their_boxes_to_the_images_that_have_them() {
         note(1, 1, r#""bbox":[1,0,20,0],"area":80"#),
         note(1, 1, r#""bbox":[1,0,20,10],"area":90"#),
         note(2, 1, r#""bbox":[2,0,20,10],"area":null"#),
+        note(2, 1, r#""bbox":[3,0,20,10],"area":[1]"#),
+        note(2, 1, r#""bbox":[4,0,20,10],"area":true"#),
+        note(2, 1, r#""bbox":[5,0,20,10],"area":"n/a""#),
+        note(2, 1, r#""bbox":[6,0,20,10],"area":{"px":1}"#),
     ];
     let head = r#""images":[{"id":1,"file_name":"a"},{"id":2,"file_name":"b"}],"categories":[{"id":1,"name":"c"}]"#;
     let annotations = notes.join(",");
     for text in [format!(r#"{{{head},"annotations":[{annotations}]}}"#), format!(r#"{{"annotations":[{annotations}],{head}}}"#)] {
         let file = read(&text).unwrap();
         let areas = |image: usize| (0..file.boxes_of(image).len()).map(|k| file.areas.get(image, k)).collect::<Vec<_>>();
-        assert_eq!([areas(0), areas(1)], [vec![None, Some(90.0)], vec![Some(150.0), Some(70.5), None]]);
+        assert_eq!([areas(0), areas(1)], [vec![None, Some(90.0)], vec![Some(150.0), Some(70.5), None, None, None, None, None]]);
     }
 }
 

@@ -43,7 +43,7 @@ pub(crate) fn run(session: Session, args: &TrainArgs, config: SftConfig, resumed
     let of_run = of_run(&config, model.as_ref());
     let device = pick_device(&config.device, &ProbeOptions { reprobe: args.reprobe, tune: args.tune, ..of_run })?;
     has_numbers(config.precision, &device)?;
-    let paths = data_paths(&config)?;
+    let paths = data_paths(&config, resumed.is_some())?;
     let (shape, tokenizer) = open_tokenizer(&config, &paths)?;
     let template = pick_template(&config, shape.architecture, &tokenizer)?;
     let data = open_data(&config, &paths, &tokenizer, &template)?;
@@ -127,9 +127,14 @@ pub(crate) fn find_model(config: &SftConfig) -> Result<Option<ModelConfig>, Fail
     Ok(Some(shape))
 }
 
-/// Where the data sets of a run lie; those of the hub are downloaded.
-pub(crate) fn data_paths(config: &SftConfig) -> Result<Vec<PathBuf>, Failure> {
-    Ok(config.data.iter().map(|data| locate_data(data, config.offline, &mut note)).collect::<Result<_, _>>()?)
+/// Where the data sets of a run lie; those of the hub are downloaded. A run that is `resumed` takes what lies there: more of a set than it began with
+/// would be other data.
+pub(crate) fn data_paths(config: &SftConfig, resumed: bool) -> Result<Vec<PathBuf>, Failure> {
+    let locate = |data: &String| {
+        let there = if resumed { locate_data(data, true, &mut |_: &str| {}).ok() } else { None };
+        there.map_or_else(|| locate_data(data, config.offline, &mut note), Ok)
+    };
+    Ok(config.data.iter().map(locate).collect::<Result<_, _>>()?)
 }
 
 pub(crate) fn open_base(config: &SftConfig, paths: &[PathBuf], device: &Device) -> Result<Base, Failure> {

@@ -43,8 +43,6 @@ pub struct Message {
     pub role: Role,
     /// What is said; may be empty beside tool calls.
     pub content: String,
-    /// Whether the row says null for the content, beside tool calls: some templates write calls only then.
-    pub content_is_null: bool,
     /// The thoughts before it, of models that write them down.
     pub reasoning: Option<String>,
     /// The functions called after it.
@@ -58,15 +56,7 @@ pub struct Message {
 impl Message {
     /// A turn of text alone.
     pub fn new(role: Role, content: impl Into<String>) -> Self {
-        Message {
-            role,
-            content: content.into(),
-            content_is_null: false,
-            reasoning: None,
-            tool_calls: Vec::new(),
-            prompt: false,
-            train: None,
-        }
+        Message { role, content: content.into(), reasoning: None, tool_calls: Vec::new(), prompt: false, train: None }
     }
 }
 

@@ -37,13 +37,7 @@ fn messages_with_all_they_can_hold() {
     let expected = [
         Message::new(Role::System, "s"),
         Message::new(Role::User, "ab"),
-        Message {
-            content_is_null: true,
-            reasoning: Some("r".into()),
-            tool_calls: vec![call],
-            train: Some(false),
-            ..Message::new(Role::Assistant, "")
-        },
+        Message { reasoning: Some("r".into()), tool_calls: vec![call], train: Some(false), ..Message::new(Role::Assistant, "") },
         Message::new(Role::Tool, "2"),
         Message { train: Some(true), ..Message::new(Role::Assistant, "c") },
     ];

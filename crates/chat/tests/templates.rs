@@ -3,8 +3,8 @@
 
 use crate::support;
 use bellows_chat::{
-    Conversation, EncodeOptions, Example, Jinja, Message, Outcome, Part, RenderOptions, Role, Template, Tokenizer, ToolCall, TrainOn,
-    TrainOnEos, encode,
+    Conversation, Dataset, EncodeOptions, Example, Jinja, Message, Outcome, Part, ReadOptions, RenderOptions, Role, Template, Tokenizer,
+    ToolCall, TrainOn, TrainOnEos, encode,
 };
 use serde_json::json;
 
@@ -264,16 +264,20 @@ const BESIDE_NULL: &str = "{% for m in messages %}{% if m.role == 'assistant' an
     {% elif m.role == 'assistant' %}<|im_start|>{{ m.content }}<|im_end|>{% else %}[{{ m.role }}]{{ m.content }}{% endif %}{% endfor %}\
     {% if add_generation_prompt %}<|im_start|>{% endif %}";
 
+/// Writes "None" of a content that is null.
+const PRINTS: &str = "{% for m in messages %}<|im_start|>{{ m.content }}{% for c in m.tool_calls or [] %}[{{ c.function.name }}]{% endfor %}\
+    <|im_end|>{% endfor %}{% if add_generation_prompt %}<|im_start|>{% endif %}";
+
 #[test]
 fn calls_and_functions_that_a_custom_template_leaves_out_are_refused() {
     let tokenizer = support::tiny();
-    let [zephyr, beside_null, thinker] =
-        [ZEPHYR, BESIDE_NULL, THINKER].map(|source| Template::Jinja(Jinja::new(source, &tokenizer).unwrap()));
+    let [zephyr, beside_null, prints, thinker] =
+        [ZEPHYR, BESIDE_NULL, PRINTS, THINKER].map(|source| Template::Jinja(Jinja::new(source, &tokenizer).unwrap()));
     let function = || vec![json!({"type": "function", "function": {"name": "weather", "parameters": {}}})];
     let plain = || vec![Message::new(Role::User, "a"), Message::new(Role::Assistant, "b")];
-    let calling = |content_is_null: bool| {
+    let calling = || {
         let call = ToolCall { name: "weather".into(), arguments: json!({"x": 1}) };
-        let call = Message { content_is_null, tool_calls: vec![call], ..Message::new(Role::Assistant, "") };
+        let call = Message { tool_calls: vec![call], ..Message::new(Role::Assistant, "") };
         vec![Message::new(Role::User, "a"), call, Message::new(Role::Tool, "1"), Message::new(Role::Assistant, "b")]
     };
     let encoded = |template: &Template, messages: Vec<Message>, tools: Vec<serde_json::Value>| {
@@ -281,25 +285,40 @@ fn calls_and_functions_that_a_custom_template_leaves_out_are_refused() {
     };
     let fault = |template: &Template, messages, tools| encoded(template, messages, tools).unwrap_err().to_string();
     assert!(encoded(&zephyr, plain(), vec![]).is_ok());
-    for content_is_null in [false, true] {
-        let error = fault(&zephyr, calling(content_is_null), vec![]);
-        assert!(error.contains("leaves out the call of `weather` in message 2: it has no place for tools"), "{error}");
-    }
+    let error = fault(&zephyr, calling(), vec![]);
+    assert!(error.contains("leaves out the call of `weather` in message 2: it has no place for tools"), "{error}");
     let error = fault(&zephyr, plain(), function());
     assert!(error.contains("leaves out the function `weather`, which is on offer: it has no place for tools"), "{error}");
     // One that writes calls, and no functions.
-    assert!(encoded(&thinker, calling(false), vec![]).is_ok());
-    assert!(fault(&thinker, calling(false), function()).contains("leaves out the function `weather`"));
+    assert!(encoded(&thinker, calling(), vec![]).is_ok());
+    assert!(fault(&thinker, calling(), function()).contains("leaves out the function `weather`"));
 
-    // What transformers renders of the row decides, and what it cannot render is tried in another form.
-    let of = |content_is_null| Conversation { messages: calling(content_is_null), tools: vec![] };
-    assert_eq!(said(&beside_null, &of(true)), ["call weather {\"x\": 1}<|im_end|>", "b<|im_end|>"]);
-    assert!(fault(&beside_null, calling(false), vec![]).contains("no place for tools, or only where `content` is null"));
-    assert_eq!(said(&thinker, &of(true)), said(&thinker, &of(false)));
+    // Calls that are written only beside null are written, whatever the row has there, and nobody learns to say "None".
+    let [null, empty, none] = ["\"content\": null,", "\"content\": \"\",", ""].map(|content| {
+        let row = format!(
+            r#"{{"messages": [{{"role": "user", "content": "a"}}, {{"role": "assistant", {content} "tool_calls": [{{"name": "weather",
+            "arguments": {{"x": 1}}}}]}}, {{"role": "tool", "content": "1"}}, {{"role": "assistant", "content": "b"}}]}}"#
+        );
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.jsonl");
+        std::fs::write(&path, row.replace('\n', "")).unwrap();
+        let Example::Chat(conversation) = Dataset::open(&path, &ReadOptions::default()).unwrap().get(0).unwrap() else { panic!() };
+        conversation
+    });
+    for conversation in [null, empty, none] {
+        assert_eq!(said(&beside_null, &conversation), ["call weather {\"x\": 1}<|im_end|>", "b<|im_end|>"]);
+        assert!(beside_null.render(&conversation, RenderOptions::default()).unwrap().contains("call weather"));
+        assert_eq!(said(&prints, &conversation), ["[weather]<|im_end|>", "b<|im_end|>"]);
+    }
+    // Beside a text they are not.
+    let mut spoken = calling();
+    spoken[1].content = "wait".into();
+    assert!(fault(&beside_null, spoken, vec![]).contains("leaves out the call of `weather` in message 2"));
+    let of = || Conversation { messages: calling(), tools: vec![] };
     for name in ["qwen2.5", "qwen3"] {
         let built_in = Template::named(name).unwrap();
         let jinja = Template::Jinja(Jinja::new(built_in.source(), &tokenizer).unwrap());
-        assert_eq!(said(&jinja, &of(true)), said(&built_in, &of(false)), "{name}");
+        assert_eq!(said(&jinja, &of()), said(&built_in, &of()), "{name}");
     }
 }
 

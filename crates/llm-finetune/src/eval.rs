@@ -28,7 +28,7 @@ pub(crate) fn eval(args: &EvalArgs) -> Result<(), Failure> {
         return Err(Usage("eval judges single texts: leave --objective out".into()).into());
     }
     join_pool(0)?;
-    let paths = data_paths(&config)?;
+    let paths = data_paths(&config, false)?;
     let device = pick_device(&config.device, &by(config.products))?;
     has_numbers(config.precision, &device)?;
     let config = config.stored_at(Place::of(&device.device));
@@ -46,6 +46,9 @@ pub(crate) fn eval(args: &EvalArgs) -> Result<(), Failure> {
     }
     if questions.shortened > 0 {
         note(&format!("{} rows are longer than max_seq_length {} and were cut or left out", questions.shortened, config.max_seq_length));
+    }
+    if questions.empty > 0 {
+        note(&format!("{} rows without a character of text were left out", questions.empty));
     }
     prove(&model, &shape, config.precision, &device)?;
     let score = |when: &str, model: &CausalLm| scored(&judge, when, model, &questions, &device, args.json);

@@ -72,7 +72,7 @@ fn subject(args: &PlanArgs, config: &SftConfig) -> Result<(String, ModelConfig, 
     if config.data.is_empty() && config.model != "tiny" {
         return Ok((config.model.clone(), Base::shape(&describe(&config.model, config.offline, &mut note)?)?, longest));
     }
-    let paths = data_paths(config)?;
+    let paths = data_paths(config, false)?;
     let (shape, tokenizer) = open_tokenizer(config, &paths)?;
     let template = pick_template(config, shape.architecture, &tokenizer)?;
     let data = open_data(config, &paths, &tokenizer, &template)?;

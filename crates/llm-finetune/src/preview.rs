@@ -19,7 +19,7 @@ pub(crate) fn preview(args: &SettingsArgs, count: usize) -> Result<(), Failure> 
     if config.model.is_empty() || config.data.is_empty() {
         return Err(Usage("data preview needs --model (for its tokenizer and template) and --data".into()).into());
     }
-    let paths = data_paths(&config)?;
+    let paths = data_paths(&config, false)?;
     let (shape, tokenizer) = open_tokenizer(&config, &paths)?;
     let template = pick_template(&config, shape.architecture, &tokenizer)?;
     let data = match open_data(&config, &paths, &tokenizer, &template) {

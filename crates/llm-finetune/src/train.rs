@@ -43,7 +43,7 @@ pub(crate) fn run(session: Session, args: &TrainArgs, config: SftConfig, resumed
     let of_run = of_run(&config, model.as_ref());
     let device = pick_device(&config.device, &ProbeOptions { reprobe: args.reprobe, tune: args.tune, ..of_run })?;
     has_numbers(config.precision, &device)?;
-    let paths = data_paths(&config)?;
+    let paths = data_paths(&config, resumed.is_some())?;
     let (shape, tokenizer) = open_tokenizer(&config, &paths)?;
     let template = pick_template(&config, shape.architecture, &tokenizer)?;
     let data = open_data(&config, &paths, &tokenizer, &template)?;
@@ -127,9 +127,14 @@ pub(crate) fn find_model(config: &SftConfig) -> Result<Option<ModelConfig>, Fail
     Ok(Some(shape))
 }
 
-/// Where the data sets of a run lie; those of the hub are downloaded.
-pub(crate) fn data_paths(config: &SftConfig) -> Result<Vec<PathBuf>, Failure> {
-    Ok(config.data.iter().map(|data| locate_data(data, config.offline, &mut note)).collect::<Result<_, _>>()?)
+/// Where the data sets of a run lie; those of the hub are downloaded. A run that is `resumed` takes what lies there: more of a set than it began with
+/// would be other data.
+pub(crate) fn data_paths(config: &SftConfig, resumed: bool) -> Result<Vec<PathBuf>, Failure> {
+    let locate = |data: &String| {
+        let there = if resumed { locate_data(data, true, &mut |_: &str| {}).ok() } else { None };
+        there.map_or_else(|| locate_data(data, config.offline, &mut note), Ok)
+    };
+    Ok(config.data.iter().map(locate).collect::<Result<_, _>>()?)
 }
 
 pub(crate) fn open_base(config: &SftConfig, paths: &[PathBuf], device: &Device) -> Result<Base, Failure> {
@@ -281,12 +286,12 @@ fn write_files(tuning: &Finetune, model: &CausalLm, run: &Run, reasons: &mut Vec
         return Ok(());
     }
     let (shape, processor) = (tuning.shape(), processor());
-    let base = || -> Result<PathBuf, Failure> {
-        Ok(if config.model == "tiny" { dir.join(MADE_BASE) } else { locate(&config.model, config.offline, &mut note)? })
+    let base = |offline: bool, announce: &mut dyn FnMut(&str)| -> Result<PathBuf, Failure> {
+        Ok(if config.model == "tiny" { dir.join(MADE_BASE) } else { locate(&config.model, offline, announce)? })
     };
     let merging = if config.base_dtype.rounds() && config.method == Method::Lora {
         say("The adapter is merged into the values of the model's file, not into those it was trained beside");
-        Some(Merging::open(&base()?, (model, shape), tuning.adapter(), &processor)?)
+        Some(Merging::open(&base(config.offline, &mut note)?, (model, shape), tuning.adapter(), &processor)?)
     } else {
         None
     };
@@ -294,7 +299,9 @@ fn write_files(tuning: &Finetune, model: &CausalLm, run: &Run, reasons: &mut Vec
     // Full fine-tuning has written its model already.
     if config.save_merged && config.method == Method::Lora {
         let merged = dir.join("merged");
-        let written = base().and_then(|base| directory(&merged, parameters, shape, tuning.tokenizer(), own_dtype(&base)?));
+        // What lies there tells it: a type is no reason to download a model once more.
+        let dtype = merged_type(base(true, &mut |_: &str| {}));
+        let written = directory(&merged, parameters, shape, tuning.tokenizer(), dtype);
         written.unwrap_or_else(|error| unwritten(run, reasons, &merged.display().to_string(), &error));
     }
     if let Some(kind) = config.gguf() {
@@ -303,6 +310,15 @@ fn write_files(tuning: &Finetune, model: &CausalLm, run: &Run, reasons: &mut Vec
         written.unwrap_or_else(|error| unwritten(run, reasons, &file.display().to_string(), &error));
     }
     Ok(())
+}
+
+/// The type of a merged model: that of its base's files, or f32, which holds the values of any, where these are gone.
+fn merged_type(base: Result<PathBuf, Failure>) -> DType {
+    let own = base.and_then(|base| Ok(own_dtype(&base)?));
+    own.unwrap_or_else(|error| {
+        say(&format!("The merged model is in f32, for the type of its base is not known: {error}"));
+        DType::F32
+    })
 }
 
 /// A file that is missing at the end, told at once.
@@ -347,4 +363,19 @@ pub(crate) fn gguf(
     write_atomic(&beside, modelfile(&format!("./{name}"), None, system, template, tokenizer).as_bytes())?;
     say(&format!("Saved {} and {}", file.display(), beside.display()));
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_merged_model_is_in_f32_where_the_files_of_its_base_are_gone() {
+        let dir = tempfile::tempdir().unwrap();
+        let base = Base::tiny(["a b"], 0, &Device::flex()).unwrap();
+        write_transformers(dir.path(), &base.model, &base.config, &base.tokenizer, DType::BF16).unwrap();
+        assert_eq!(merged_type(Ok(dir.path().into())), DType::BF16);
+        assert_eq!(merged_type(Ok(dir.path().join("gone"))), DType::F32);
+        assert_eq!(merged_type(Err(Usage("offline".into()).into())), DType::F32);
+    }
 }

@@ -118,7 +118,7 @@ fn measure(config: SftConfig, batch: usize, signals: &Signals) -> Result<(), Fai
     };
     let device = pick_device(&config.device, &by(config.products))?;
     has_numbers(config.precision, &device)?;
-    let paths = data_paths(&config)?;
+    let paths = data_paths(&config, false)?;
     let (shape, tokenizer) = open_tokenizer(&config, &paths)?;
     let template = pick_template(&config, shape.architecture, &tokenizer)?;
     let data = open_data(&config, &paths, &tokenizer, &template)?;

@@ -75,6 +75,12 @@ fn a_model_is_judged_before_and_after_an_adapter() {
         let scores: Value = serde_json::from_str(&out).unwrap();
         assert_eq!((&scores["base"]["tokens"], &scores["base"]["choice"]["rows"]), (&same["tokens"], &same["choice"]["rows"]), "{folder}");
     }
+    // Nothing was too long.
+    std::fs::write(dir.path().join("gaps.jsonl"), [rows[1], r#"{"text": ""}"#, r#"{"text": ""}"#].join("\n")).unwrap();
+    let (code, _, error) =
+        run(dir.path(), &["eval", "--model", "model", "--device", "cpu", "--data", "gaps.jsonl", "--chat-template", "chatml"]);
+    assert!(code == 0 && error.contains("2 rows without a character of text were left out"), "{code} {error}");
+    assert!(!error.contains("max_seq_length"), "{error}");
     for (args, part) in [
         (&["eval", "--model", "model"][..], "--data"),
         (&["eval", "--data", "rows.jsonl"], "--model"),

@@ -372,3 +372,29 @@ fn a_part_of_a_data_set_is_not_taken_for_the_whole() {
     let (code, out, error) = preview(&[], nowhere);
     assert!(code == 0 && out == whole && !error.contains("may have more"), "{out}{error}");
 }
+
+/// More than it began with would be other data, and it could never go on.
+#[test]
+fn a_run_on_a_part_of_a_data_set_goes_on_with_that_part() {
+    let dir = tempfile::tempdir().unwrap();
+    let hub = FakeHub::start();
+    for name in ["train", "validation"] {
+        let rows = "{\"prompt\": \"2 plus\", \"completion\": \"3\"}\n".repeat(4);
+        hub.shelf.lock().unwrap().files.insert(format!("datasets/o/chats/{name}.jsonl"), rows.into_bytes());
+    }
+    let at = [("HF_ENDPOINT", hub.endpoint.as_str())];
+    let of = ["--model", "tiny", "--chat-template", "chatml", "--data", "o/chats"];
+    let (code, _, error) = run(dir.path(), &[&["data", "preview"][..], &of].concat(), &at);
+    assert_eq!(code, 0, "{error}");
+    // As another program leaves it.
+    let cached = dir.path().join("cache/huggingface/hub/datasets--o--chats");
+    std::fs::remove_dir_all(cached.join(".bellows")).unwrap();
+    std::fs::remove_file(cached.join("snapshots").join(COMMIT).join("validation.jsonl")).unwrap();
+    let train = ["--device", "cpu", "--r", "4", "--max-seq-length", "64", "--epochs", "1", "--name", "t"];
+    let (code, _, error) = run(dir.path(), &[&of[..], &train].concat(), &[("HF_HUB_OFFLINE", "1")]);
+    assert!(code == 0 && error.contains("the hub may have more of it"), "{code} {error}");
+    hub.requests();
+    let (code, out, error) = run(dir.path(), &["--resume", "runs/sft/t", "--save-merged", "true"], &at);
+    assert!(code == 0 && dir.path().join("runs/sft/t/merged/model.safetensors").exists(), "{code} {out}{error}");
+    assert_eq!(hub.requests(), Vec::<String>::new());
+}

@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use bellows_chat::{ChatError, Fault, TokenType, Tokenizer, Vocabulary};
 use bellows_exit::{Coded, Exit};
 use bellows_weights::gguf::{self, Metadata, Preset, TensorInfo, Value};
-use bellows_weights::{BlockType, DType, Parts, Tensor as FileTensor, TensorSpec, Tensors, WeightsError, to_safetensors, write_checkpoint};
+use bellows_weights::{
+    BlockType, DType, Parts, Tensor as FileTensor, TensorSpec, Tensors, WeightsError, to_bf16, to_f16, to_safetensors, write_checkpoint,
+};
 use burn::tensor::Bytes;
 use indexmap::IndexMap;
 use serde_json::json;
@@ -21,6 +23,8 @@ use crate::weights::{Unread, merged, visit};
 
 /// Files of a checkpoint are cut at this many bytes.
 const MAX_SHARD: usize = 5_000_000_000;
+/// Bytes of f32 that are made 16 bits at a time: work for many threads.
+const PIECE: usize = 4 << 20;
 
 /// Why a model cannot be written.
 #[derive(Debug, thiserror::Error)]
@@ -119,13 +123,39 @@ fn finite(model: &dyn Parameters, name: &str) -> Result<Vec<f32>, ExportError> {
     if values.iter().all(|x| x.is_finite()) { Ok(values) } else { Err(ExportError::NotFinite(name.into())) }
 }
 
-/// The bytes of a tensor; those of f32 are the values themselves, in the order of every machine this runs on, which is the files': a copy of the
-/// largest would be in memory beside it.
-struct InFile(Bytes);
+/// The bytes of a tensor, which are the first of the memory that its values in f32 were in: a copy of the largest would be in memory beside it.
+struct InFile {
+    memory: Bytes,
+    len: usize,
+}
+
+impl InFile {
+    /// Values as they are, in the order of every machine this runs on, which is the files'.
+    fn as_they_are(values: Vec<f32>) -> Self {
+        let memory = Bytes::from_elems(values);
+        Self { len: memory.len(), memory }
+    }
+
+    /// Values in the 16 bits that `to_half` makes of them.
+    fn halved(values: Vec<f32>, mut to_half: impl FnMut(&[f32]) -> Vec<u8>) -> Self {
+        let mut memory = Bytes::from_elems(values);
+        let bytes: &mut [u8] = &mut memory;
+        let mut len = 0;
+        // What is written ends before what is still to be read.
+        for start in (0..bytes.len()).step_by(PIECE) {
+            let end = bytes.len().min(start + PIECE);
+            let piece: Vec<f32> = bytes[start..end].as_chunks().0.iter().map(|&value| f32::from_ne_bytes(value)).collect();
+            let half = to_half(&piece);
+            bytes[len..len + half.len()].copy_from_slice(&half);
+            len += half.len();
+        }
+        Self { memory, len }
+    }
+}
 
 impl AsRef<[u8]> for InFile {
     fn as_ref(&self) -> &[u8] {
-        &self.0
+        &self.memory[..self.len]
     }
 }
 
@@ -163,15 +193,20 @@ pub fn write_transformers(
     let mut lines = Vec::new();
     write_checkpoint(dir, &specs.collect(), MAX_SHARD, |name| {
         let values = finite(model, name)?;
-        Ok::<_, ExportError>(InFile(match dtype {
+        Ok::<_, ExportError>(match dtype {
             DType::F16 => {
-                let (bytes, saturated) = bellows_weights::to_f16(&values);
+                let mut saturated = 0;
+                let halved = InFile::halved(values, |piece| {
+                    let (bytes, more) = to_f16(piece);
+                    saturated += more;
+                    bytes
+                });
                 lines.extend((saturated > 0).then(|| cut(name, saturated)));
-                Bytes::from_bytes_vec(bytes)
+                halved
             }
-            DType::BF16 => Bytes::from_bytes_vec(bellows_weights::to_bf16(&values)),
-            _ => Bytes::from_elems(values),
-        }))
+            DType::BF16 => InFile::halved(values, to_bf16),
+            _ => InFile::as_they_are(values),
+        })
     })?;
     let name = match dtype {
         DType::F16 => "float16",
@@ -365,6 +400,30 @@ mod tests {
 
     fn tiny() -> Base {
         Base::tiny(["a b"], 0, &Device::flex()).unwrap()
+    }
+
+    fn bytes(file: &InFile) -> &[u8] {
+        file.as_ref()
+    }
+
+    /// In pieces, the last of which is short.
+    #[test]
+    fn sixteen_bits_are_made_in_the_memory_of_the_values() {
+        let values: Vec<f32> = (0..2 * PIECE / 4 + 3).map(|i| (i % 1001) as f32 * 131.7 - 3.0).collect();
+        let (bf16, (f16, cut)) = (to_bf16(&values), to_f16(&values));
+        let mut saturated = 0;
+        let mut clipped = |piece: &[f32]| {
+            let (bytes, more) = to_f16(piece);
+            saturated += more;
+            bytes
+        };
+        let own = values.clone();
+        let place = own.as_ptr().cast::<u8>();
+        let file = InFile::halved(own, to_bf16);
+        assert!(bytes(&file) == bf16 && bytes(&file).as_ptr() == place);
+        assert!(bytes(&InFile::halved(values, &mut clipped)) == f16);
+        assert!(saturated == cut && cut > 0, "{saturated} of {cut}");
+        assert!(bytes(&InFile::halved(Vec::new(), to_bf16)).is_empty());
     }
 
     #[test]

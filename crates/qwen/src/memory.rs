@@ -93,15 +93,14 @@ pub struct Footprint {
     place: Place,
 }
 
-/// Bytes of the largest tensor of a merged model while it is written, where a run ends with one: in f32, and beside that in 16 bits (where the base's
-/// file has them, which is not known here) or in a GGUF's blocks.
+/// Bytes of the largest tensor of a merged model while it is written, where a run ends with one: in f32, whose memory a directory's 16 bits are made
+/// in, and in a GGUF's blocks beside that.
 fn merged(model: &ModelConfig, config: &SftConfig) -> f64 {
     let shape = [model.vocab_size, model.hidden_size];
     let of = |preset: Preset| preset.block_type("token_embd.weight", &shape, model.num_hidden_layers, model.tie_word_embeddings);
     let blocks = config.gguf().and_then(Preset::from_name).and_then(|preset| of(preset).bytes_of(&shape));
-    let values = (shape[0] * shape[1]) as f64;
-    let files = [config.save_merged.then_some(2.0 * values), blocks.map(|bytes| bytes as f64)];
-    files.into_iter().flatten().reduce(f64::max).map_or(0.0, |largest| F32 * values + largest)
+    let values = if config.save_merged || blocks.is_some() { shape[0] * shape[1] } else { 0 };
+    F32 * values as f64 + blocks.unwrap_or_default() as f64
 }
 
 impl Footprint {
@@ -379,7 +378,7 @@ mod tests {
         let base = of("1.5B", SftConfig::default(), Storage::Nf4).weights;
         let merging = program(151_936) + base + 4.0 * (5.0 * adapters + rows);
         assert!(peak(false, None) < merging);
-        for (peak, blocks) in [(peak(true, None), 2.0), (peak(true, Some("q4_0")), 2.0), (peak(false, Some("q8_0")), 34.0 / 32.0)] {
+        for (peak, blocks) in [(peak(true, None), 0.0), (peak(true, Some("f16")), 2.0), (peak(false, Some("q8_0")), 34.0 / 32.0)] {
             assert!((peak - merging - blocks * rows).abs() < 1.0, "{peak} with {blocks} bytes a value of the file");
         }
     }

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use bellows_chat::{
-    ChatError, Conversation, Dataset, EncodeOptions, Encoded, Fault, Message, Outcome, Place, RenderOptions, Role, Splits, Template,
-    Tokenizer, encode, encode_prompt,
+    ChatError, Conversation, Dataset, Dropped, EncodeOptions, Encoded, Fault, Message, Outcome, Place, RenderOptions, Role, Splits,
+    Template, Tokenizer, encode, encode_prompt,
 };
 use serde_json::{Map, Value};
 
@@ -32,6 +32,8 @@ pub struct Questions {
     pub(crate) choices: Vec<Choice>,
     /// Rows that were cut, or left out because nothing to judge was left of them.
     pub shortened: usize,
+    /// Rows that were left out for being text without a character.
+    pub empty: usize,
 }
 
 #[derive(Debug)]
@@ -89,6 +91,7 @@ impl Words<'_> {
                     questions.shortened += usize::from(kept.iter().any(|example| example.cut > 0));
                     questions.texts.extend(kept);
                 }
+                Outcome::Dropped(Dropped::Empty) => questions.empty += 1,
                 Outcome::Dropped(_) => questions.shortened += 1,
             },
         }

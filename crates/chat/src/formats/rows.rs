@@ -99,8 +99,7 @@ fn message(value: &Value, at: &str) -> Result<Message, Fault> {
         Some(Value::String(text)) => Some(text.clone()),
         other => return Err(fault(".reasoning_content", other, "text")),
     };
-    let content_is_null = map.get("content").is_some_and(Value::is_null);
-    Ok(Message { content_is_null, reasoning, tool_calls, train: train(map, at)?, ..Message::new(speaker, content) })
+    Ok(Message { reasoning, tool_calls, train: train(map, at)?, ..Message::new(speaker, content) })
 }
 
 /// `train` or else `weight` of a turn: a yes or no, or a number that is 0 or 1.

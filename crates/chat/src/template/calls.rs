@@ -1,5 +1,5 @@
-//! Calls of functions, and functions on offer, as Jinja templates take them: some refuse a form of them, and some write nothing of them at all, in
-//! silence.
+//! Calls of functions, and functions on offer, as Jinja templates take them: some refuse a form of them, and some write nothing of them, in silence:
+//! of calls beside a text, or of none at all.
 
 use serde_json::Value;
 
@@ -7,22 +7,30 @@ use super::marks::without_marks;
 use super::python_json::dumps;
 use crate::Fault;
 
-/// `{messages, tools}` in forms for a template that refuses them as they are: some join arguments to text, which goes only with the JSON text of
-/// them, and some join the content, which does not go with null. Null is kept as long as it can be, because of those that write calls only beside it.
-pub(super) fn other_forms(input: &Value) -> impl Iterator<Item = Value> {
-    let any = any_message(input, |message| calls(message) || message["content"].is_null());
-    let forms = [(true, false), (false, true), (true, true)].into_iter().filter(move |_| any);
-    forms.map(move |(arguments_as_text, null_as_text)| {
+/// `{messages, tools}` with the JSON text of the arguments of calls, for templates that join arguments to text; None if nothing is called.
+pub(super) fn with_arguments_as_text(input: &Value) -> Option<Value> {
+    any_message(input, calls).then(|| {
         let mut form = input.clone();
         for message in list(&mut form, "messages") {
-            if null_as_text && message["content"].is_null() {
-                message["content"] = "".into();
-            }
-            for call in list(message, "tool_calls").filter(|_| arguments_as_text) {
+            for call in list(message, "tool_calls") {
                 let arguments = &mut call["function"]["arguments"];
                 if !arguments.is_string() {
                     *arguments = dumps(arguments).into();
                 }
+            }
+        }
+        form
+    })
+}
+
+/// `{messages, tools}` with a content of null where nothing is said beside calls, for templates that write calls only there; None if something is
+/// said beside all of them.
+pub(super) fn with_null_beside_calls(input: &Value) -> Option<Value> {
+    any_message(input, only_calls).then(|| {
+        let mut form = input.clone();
+        for message in list(&mut form, "messages") {
+            if only_calls(message) {
+                message["content"] = Value::Null;
             }
         }
         form
@@ -49,8 +57,7 @@ pub(super) fn all_written(input: &Value, text: &str, run: impl Fn(&Value) -> Res
         names.push((other, what));
     };
     for (index, message) in list(&mut renamed, "messages").enumerate() {
-        let or = if message["content"].is_null() { "" } else { ", or only where `content` is null" };
-        let what = |name: &str| format!("the call of `{name}` in message {}: it has no place for tools{or}", index + 1);
+        let what = |name: &str| format!("the call of `{name}` in message {}: it has no place for tools", index + 1);
         for call in list(message, "tool_calls") {
             rename(&mut call["function"]["name"], &what);
         }
@@ -76,6 +83,10 @@ fn any_message(input: &Value, is_such: impl Fn(&Value) -> bool) -> bool {
 
 fn calls(message: &Value) -> bool {
     message.get("tool_calls").is_some()
+}
+
+fn only_calls(message: &Value) -> bool {
+    calls(message) && message["content"].as_str().is_some_and(str::is_empty)
 }
 
 /// What is in the list under `key`, if there is one.

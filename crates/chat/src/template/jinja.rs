@@ -9,7 +9,7 @@ use minijinja::value::{Kwargs, Serde, Value};
 use minijinja::{Environment, Error, ErrorKind};
 use serde_json::json;
 
-use super::calls::{all_written, other_forms};
+use super::calls::{all_written, with_arguments_as_text, with_null_beside_calls};
 use super::date::strftime_now;
 use super::marks::{BEGIN, BROKEN, END, is_mark, without_marks};
 use super::piece::{Part, Piece, RenderOptions};
@@ -63,7 +63,9 @@ impl Jinja {
 
     /// The conversation as text. See [`super::Template::render`].
     pub(super) fn render(&self, conversation: &Conversation, options: RenderOptions) -> Result<String, Fault> {
-        Ok(without_marks(&self.written(conversation, options)?.1))
+        let input = self.input(conversation, options)?;
+        let (_, text) = self.whole(&input, options).or_else(|_| self.written(&input, options))?;
+        Ok(without_marks(&text))
     }
 
     /// Messages and tools as `transformers` takes them, as text: with what a [`Conversation`] has no place for, such as ids of calls.
@@ -76,8 +78,7 @@ impl Jinja {
 
     /// The conversation in pieces. See [`super::Template::pieces`].
     pub(super) fn pieces(&self, conversation: &Conversation, options: RenderOptions) -> Result<Vec<Piece>, Fault> {
-        let (input, text) = self.written(conversation, options)?;
-        all_written(&input, &text, |input| self.write(input, options))?;
+        let (input, text) = self.whole(&self.input(conversation, options)?, options)?;
         let (messages, tools) = (&input["messages"], &input["tools"]);
         let spans = if options.generation_prompt {
             // Nothing is learnt from a prompt, and templates that rewrite earlier turns can be asked for one.
@@ -101,14 +102,29 @@ impl Jinja {
         Ok(pieces)
     }
 
-    /// `{messages, tools}` in the first form that the template takes, and what it writes of them. If it takes none, the fault is that of the first.
-    fn written(&self, conversation: &Conversation, options: RenderOptions) -> Result<(serde_json::Value, String), Fault> {
-        let input = self.input(conversation, options)?;
-        match self.write(&input, options) {
-            Ok(text) => Ok((input, text)),
+    /// `{messages, tools}` in the first form of which all is written, and that text. If there is none, the fault is that of the first.
+    fn whole(&self, input: &serde_json::Value, options: RenderOptions) -> Result<(serde_json::Value, String), Fault> {
+        self.all_of(input, options).or_else(|fault| {
+            // Some templates write calls only beside null. It comes last, for many write "None" there, and that is no fault.
+            let null = with_null_beside_calls(input);
+            null.and_then(|input| self.all_of(&input, options).ok()).ok_or(fault)
+        })
+    }
+
+    /// The form that the template takes, and what it writes of it, if nothing is left out.
+    fn all_of(&self, input: &serde_json::Value, options: RenderOptions) -> Result<(serde_json::Value, String), Fault> {
+        let (input, text) = self.written(input, options)?;
+        all_written(&input, &text, |input| self.write(input, options))?;
+        Ok((input, text))
+    }
+
+    /// `{messages, tools}` in the form that the template takes, and what it writes of them. If it takes none, the fault is that of the first.
+    fn written(&self, input: &serde_json::Value, options: RenderOptions) -> Result<(serde_json::Value, String), Fault> {
+        match self.write(input, options) {
+            Ok(text) => Ok((input.clone(), text)),
             Err(fault) => {
-                let mut forms = other_forms(&input);
-                forms.find_map(|form| self.write(&form, options).ok().map(|text| (form, text))).ok_or(fault)
+                let form = with_arguments_as_text(input);
+                form.and_then(|form| self.write(&form, options).ok().map(|text| (form, text))).ok_or(fault)
             }
         }
     }
@@ -218,8 +234,7 @@ fn mark_end(pieces: &mut [Piece]) {
 
 /// A message as `transformers` hands it to a template.
 fn as_json(message: &Message) -> serde_json::Value {
-    let content = (!message.content_is_null).then_some(&message.content);
-    let mut out = json!({"role": message.role.name(), "content": content});
+    let mut out = json!({"role": message.role.name(), "content": message.content});
     if let Some(reasoning) = &message.reasoning {
         out["reasoning_content"] = json!(reasoning);
     }

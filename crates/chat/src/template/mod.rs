@@ -90,7 +90,8 @@ impl Template {
         }
     }
 
-    /// The conversation in pieces. Those of a custom template's generation prompt belong to no message.
+    /// The conversation in pieces. Those of a custom template's generation prompt belong to no message. One that writes calls only beside a content of
+    /// null is given that where nothing is said beside them.
     ///
     /// # Errors
     /// [`Fault::Template`] if the template has no place for tools and there are some (of a custom one: if nothing is written of a call or of a function
@@ -129,7 +130,7 @@ impl Template {
         pieces.into_iter().rfind(|piece| piece.special && piece.part == Part::End).map(|piece| piece.text)
     }
 
-    /// The conversation as text. That of a custom template is what `transformers` writes, also where it leaves out tools.
+    /// The conversation as text, that of its pieces. Of a custom template that leaves out tools it is what `transformers` writes.
     ///
     /// # Errors
     /// Those of [`Template::pieces`], for tools that are left out only of a built-in.

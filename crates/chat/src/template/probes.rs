@@ -22,13 +22,14 @@ pub(super) fn all() -> Vec<Conversation> {
         vec![say(User, "a"), say(Assistant, "<think>\nx\n</think>\n\nb"), say(User, "c"), say(Assistant, "d")],
         vec![say(User, "a"), thought("b", "why"), say(User, "c"), thought("d", "\nwhy\n")],
         vec![say(User, "a"), say(Assistant, "b"), say(System, "s"), say(User, "c")],
+        // With no function on offer: templates that write calls may leave those out.
+        vec![say(User, "a"), calling("", vec![f()]), say(Tool, "1"), say(Assistant, "b")],
     ];
     let with_tools = [
         vec![say(User, "a"), say(Assistant, "b")],
         vec![say(System, "s"), say(User, "a"), calling("wait", vec![f()]), say(Tool, "1"), say(Tool, "2"), say(Assistant, "b")],
         vec![say(User, "a"), calling("", vec![f(), call("g", json!({}))]), say(Tool, "1"), thought("b", "why"), say(User, "c")],
         vec![say(User, "a"), Message { reasoning: Some("why".into()), ..calling("", vec![f()]) }, say(Tool, "1")],
-        vec![say(User, "a"), Message { content_is_null: true, ..calling("", vec![f()]) }, say(Tool, "1"), say(Assistant, "b")],
     ];
     let plain = plain.into_iter().map(|messages| Conversation { messages, tools: Vec::new() });
     plain.chain(with_tools.into_iter().map(|messages| Conversation { messages, tools: tools() })).collect()

@@ -52,7 +52,7 @@ pub(crate) fn train(args: &TrainArgs, signals: &Signals) -> Result<(), Failure> 
     if !(trains || skips_train) {
         say("fine-tuning is skipped: there is no --data");
     }
-    let paths = if trains { data_paths(&config)? } else { Vec::new() };
+    let paths = if trains { data_paths(&config, false)? } else { Vec::new() };
     // Tokens that are added to be learnt are not the model's yet.
     let (shape, tokenizer) = open_tokenizer(&SftConfig { new_tokens: Vec::new(), ..config.clone() }, &paths)?;
     let template = pick_template(&config, shape.architecture, &tokenizer)?;

@@ -292,7 +292,7 @@ fn areas_stay_with_the_objects_that_are_kept() {
         "categories":[{"id":1,"name":"cat"},{"id":2,"name":"dog"}],"annotations":[
         {"image_id":2,"category_id":1,"bbox":[10,10,20,10],"area":120},{"image_id":1,"category_id":1,"bbox":[0,0,20,10],"area":200},
         {"image_id":1,"category_id":1,"bbox":[200,0,20,10],"area":90},{"image_id":1,"category_id":2,"bbox":[20,0,20,10],"area":80},
-        {"image_id":1,"category_id":1,"bbox":[-20,0,40,10],"area":400},{"image_id":1,"category_id":1,"bbox":[40,0,20,10],"area":70},
+        {"image_id":1,"category_id":1,"bbox":[-20,20,40,10],"area":400},{"image_id":1,"category_id":1,"bbox":[40,0,20,10],"area":70},
         {"image_id":2,"category_id":1,"bbox":[10,10,20,10],"area":60},{"image_id":2,"category_id":1,"bbox":[40,10,20,10]}]}"#;
     tree.write("all.json", text);
     let config = DataConfig::load_with(&tree.root().join("all.json"), &[], None).unwrap();

@@ -46,10 +46,8 @@ fn a_cache_changes_no_bit_and_touches_no_data() {
 
     let damaged = cached.keys().next().unwrap();
     std::fs::write(damaged, b"short").unwrap();
-    let args = ["--data", "tiny.yaml", "--epochs", "1", "--plots", "false", "--cache", "disk"];
-    let output = yolo_train(dir.path(), &args).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(said.contains(&damaged.file_name().unwrap().to_string_lossy().into_owned()), "{said}");
+    assert_eq!(run("disk-torn", "disk"), plain);
+    assert_eq!(files(&dir.path().join("cache/bellows/images")), cached, "what is not whole is made again");
 }
 
 #[test]

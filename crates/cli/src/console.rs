@@ -8,23 +8,20 @@ use std::time::{Duration, Instant};
 use console::Term;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::{place, pulse};
+use crate::{place, print, pulse};
 
 const LINE_EVERY: Duration = Duration::from_secs(30);
 
 /// The longest and the shortest picture of a bar, in columns.
 const BAR: (usize, usize) = (16, 4);
 
-/// Prints one line to stdout; a closed pipe is not an error worth dying for.
+/// Prints one line to stdout, as [`print`] does.
 /// Rank 0 speaks for all: no other rank of a run says anything here.
 pub fn say(line: &str) {
     if place::rank() > 0 {
         return;
     }
-    let written = writeln!(std::io::stdout(), "{line}");
-    if written.is_err() {
-        tracing::debug!("stdout is closed");
-    }
+    print(&format!("{line}\n"));
 }
 
 /// Prints one line to stderr: news of the work, where stdout is for its result.

@@ -13,6 +13,7 @@ mod flags;
 mod launches;
 mod layers;
 mod orders;
+mod output;
 mod place;
 mod pulse;
 mod ranks;
@@ -38,6 +39,7 @@ pub use flags::{count, detach, doctor, flag, flag_values, matches, option, resum
 pub use launches::say_launches;
 pub use layers::{Resumed, resumed, yaml_layer, yaml_text};
 pub use orders::obey;
+pub use output::print;
 pub use ranks::{local_rank, placed, ranks_of};
 pub use scratch::scratch;
 pub use session::{Keeping, Run, Session};
@@ -47,7 +49,7 @@ pub use target::Target;
 pub use words::words;
 
 /// A program from start to exit code: what `run` does, or the device probe's child when this process is one. Signals are answered from the
-/// first moment; an error is printed once, on one line, and has its code.
+/// first moment; an error is printed once, on one line, and has its code. So has a result that stdout did not take, which of a run is none.
 pub fn program(run: impl FnOnce(&Signals) -> Result<(), Failure>) -> ExitCode {
     // The device probe re-runs this program as a child; it must not go through the command line proper.
     let mut words = std::env::args().skip(1);
@@ -55,7 +57,7 @@ pub fn program(run: impl FnOnce(&Signals) -> Result<(), Failure>) -> ExitCode {
         return ExitCode::from(u8::try_from(probe_child_main(words)).unwrap_or(1));
     }
     log_to_stderr();
-    match Signals::install().and_then(|signals| run(&signals)) {
+    match Signals::install().and_then(|signals| run(&signals)).and_then(|()| output::end()) {
         Ok(()) => {
             pulse::end("done");
             #[cfg(feature = "mpi")]

@@ -279,7 +279,12 @@ pub fn scan(config: &DataConfig, split: Split, options: &ScanOptions, progress: 
             let stamp = packed.map_or_else(look, |(packed, sample)| packed.stamp(sample));
             let record = known.get(image).filter(|r| r.stamp == stamp).cloned().unwrap_or_else(|| {
                 fresh.fetch_add(1, Ordering::Relaxed);
-                let of_files = || Record { stamp, content: check(image, label.as_deref()) };
+                let of_files = || {
+                    let content = check(image, label.as_deref());
+                    // What may not be read today may be tomorrow, under the same size and time.
+                    let unread = content.is_err() && cache::sample(image).is_none();
+                    Record { stamp: if unread { Stamp::NEVER } else { stamp }, content }
+                };
                 packed.map_or_else(of_files, |(packed, sample)| packed.record(sample, image))
             });
             progress(done.fetch_add(1, Ordering::Relaxed) + 1, entries.len() as u64);

@@ -162,6 +162,26 @@ fn changed_content_under_an_old_stamp_is_caught_by_the_samples() {
     assert_eq!(set.scan().unwrap(), set.fresh());
 }
 
+/// A folder in the place of a label file, which no program can read, whoever runs it.
+#[test]
+fn a_file_that_could_not_be_read_is_looked_at_again() {
+    let mut set = Set::new(100);
+    set.options.allow_bad = true;
+    // Not one of the sampled files.
+    let file = set.file("labels/013.txt");
+    std::fs::remove_file(&file).unwrap();
+    std::fs::create_dir(&file).unwrap();
+    let before = std::fs::metadata(&file).unwrap();
+    assert_eq!(set.scan().unwrap().bad.len(), 1);
+    std::fs::remove_dir(&file).unwrap();
+    let mut label = b"0 .5 .5 .1 .1\n".to_vec();
+    // As long as the folder, on file systems where that has room for a box.
+    label.resize(label.len().max(before.len() as usize), b'\n');
+    std::fs::write(&file, label).unwrap();
+    set_time(&file, before.modified().unwrap());
+    assert!(set.scan().unwrap().bad.is_empty());
+}
+
 #[test]
 fn a_damaged_memory_costs_a_scan_and_nothing_else() {
     let set = Set::new(12);

@@ -32,7 +32,7 @@ use bellows_device::{PROBE_SUBCOMMAND, probe_child_main};
 
 pub use bellows_exit::Exit;
 pub use bounds::say_bounds;
-pub use console::{Bar, Foot, columns, fit, memory, note, rate, say};
+pub use console::{Bar, Foot, coloured, columns, fit, memory, note, rate, say};
 pub use device::{device_of_rank, examine, join_pool, pick_device};
 pub use failure::{Context, Failure, Usage};
 pub use flags::{count, detach, doctor, flag, flag_values, matches, option, resume, switch, text, whole};
@@ -76,6 +76,6 @@ fn log_to_stderr() {
     let filter = tracing_subscriber::EnvFilter::try_from_env("BELLOWS_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn,bellows_learner=error,bellows_device=error"));
     // What cannot be written to a terminal that is gone is not written there a second time, which would be a panic.
-    let logs = tracing_subscriber::fmt().log_internal_errors(false);
+    let logs = tracing_subscriber::fmt().log_internal_errors(false).with_ansi(coloured(&std::io::stderr()));
     logs.with_env_filter(filter).with_writer(std::io::stderr).with_target(false).without_time().init();
 }

@@ -305,7 +305,10 @@ pub fn scan(config: &DataConfig, split: Split, options: &ScanOptions, progress: 
 /// Looks at one image and its labels, if they are in a file of their own.
 fn check(image: &Path, label: Option<&Path>) -> Result<Content, BadFile> {
     let header = std::panic::catch_unwind(|| header::read(image)).unwrap_or_else(|_| Err("the decoder panicked on its header".into()));
-    let header = header.map_err(|reason| BadFile { path: image.to_path_buf(), line: None, reason })?;
+    let header = header.map_err(|reason| {
+        let more = if image.exists() { "" } else { listing::of_another_system(image) };
+        BadFile { path: image.to_path_buf(), line: None, reason: reason + more }
+    })?;
     Ok(Content { header, labels: label.map_or(Ok(None), |label| read_labels(label, u32::MAX))? })
 }
 

@@ -210,6 +210,20 @@ fn other_classes_are_checked_again() {
     assert_eq!(set.scan().unwrap().len(), 10);
 }
 
+#[cfg(unix)]
+#[test]
+fn a_path_of_windows_is_known_as_one() {
+    let mut set = Set::new(2);
+    set.config.train = vec!["images\\train".into()];
+    let error = set.scan().unwrap_err().to_string();
+    assert!(error.contains("no such images") && error.ends_with("; here `/` divides folders, and not `\\`"), "{error}");
+    set.write("list.txt", b"images/000.jpg\nimages\\001.jpg\nimages/002.jpg\n");
+    set.config.train = vec!["list.txt".into()];
+    set.options.allow_bad = true;
+    let bad: Vec<String> = set.scan().unwrap().bad.iter().map(BadFile::to_string).collect();
+    assert_eq!(bad.iter().map(|told| told.contains("here `/` divides folders")).collect::<Vec<_>>(), [false, true], "{bad:?}");
+}
+
 #[test]
 fn progress_reaches_the_end() {
     let set = Set::new(9);

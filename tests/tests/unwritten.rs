@@ -145,6 +145,18 @@ fn a_few_images_that_cannot_be_judged_by_are_left_out_and_more_stop_the_run() {
     assert_eq!(judged("two"), judged("whole"));
 }
 
+/// Every epoch meets it again, alone and in mosaics.
+#[test]
+fn an_image_that_cannot_be_learnt_from_is_told_once() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_data(dir.path());
+    expect_code(&mut yolo_train(dir.path(), &["data", "check", "--data", "tiny.yaml"]), 0);
+    let images = std::fs::read_dir(dir.path().join("tiny/images/train")).unwrap().map(|entry| entry.unwrap().path());
+    spoil(&images.min().unwrap());
+    let (_, error) = expect_code(&mut train(dir.path(), "spoilt", &["--epochs", "3", "--plots", "false"]), 0);
+    assert_eq!(error.lines().filter(|line| line.contains("left out of its batch")).count(), 1, "{error}");
+}
+
 /// A run begun by a program that did not know a setting goes on under this one, with what it was as if it had been there.
 #[test]
 fn a_run_of_an_older_program_goes_on() {

@@ -315,7 +315,11 @@ fn check(image: &Path, label: Option<&Path>) -> Result<Content, BadFile> {
 fn read_labels(path: &Path, nc: u32) -> Result<Option<labels::ParsedLabels>, BadFile> {
     let bad = |line, reason| BadFile { path: path.to_path_buf(), line, reason };
     match std::fs::metadata(path) {
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+            let loud = path.with_extension("TXT");
+            let reason = "labels are read from files that end in `.txt`: rename it".into();
+            return if loud.is_file() { Err(BadFile { path: loud, line: None, reason }) } else { Ok(None) };
+        }
         Err(e) => return Err(bad(None, e.to_string())),
         Ok(m) if m.len() > MAX_LABEL_BYTES => {
             return Err(bad(None, format!("{} bytes of labels; at most {MAX_LABEL_BYTES} are read", m.len())));

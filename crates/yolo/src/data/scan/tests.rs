@@ -210,6 +210,21 @@ fn other_classes_are_checked_again() {
     assert_eq!(set.scan().unwrap().len(), 10);
 }
 
+/// It would make its image one without objects.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_label_file_in_capitals_is_not_passed_over() {
+    let mut set = Set::new(3);
+    std::fs::rename(set.file("labels/001.txt"), set.file("labels/001.TXT")).unwrap();
+    set.options.allow_bad = true;
+    let scanned = set.scan().unwrap();
+    let bad: Vec<String> = scanned.bad.iter().map(BadFile::to_string).collect();
+    assert!(bad.len() == 1 && bad[0].ends_with("001.TXT: labels are read from files that end in `.txt`: rename it"), "{bad:?}");
+    assert_eq!((scanned.missing, scanned.found), (0, 2));
+    std::fs::rename(set.file("labels/001.TXT"), set.file("labels/001.txt")).unwrap();
+    assert_eq!(set.scan().unwrap().found, 3);
+}
+
 #[cfg(unix)]
 #[test]
 fn a_path_of_windows_is_known_as_one() {

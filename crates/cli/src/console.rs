@@ -16,7 +16,7 @@ const LINE_EVERY: Duration = Duration::from_secs(30);
 /// The longest and the shortest picture of a bar, in columns.
 const BAR: (usize, usize) = (16, 4);
 
-/// Prints one line to stdout, as [`print`] does.
+/// Prints one line to stdout, as [`print()`] does.
 /// Rank 0 speaks for all: no other rank of a run says anything here.
 pub fn say(line: &str) {
     if place::rank() > 0 {

@@ -65,6 +65,19 @@ fn mistakes_get_one_sentence_and_code_2() {
     assert!(!dir.path().join("runs/detect/train").exists(), "what never began leaves no run directory");
 }
 
+/// It would name another file than the one that was meant.
+#[cfg(unix)]
+#[test]
+fn a_word_that_is_no_text_is_refused() {
+    use std::os::unix::ffi::OsStrExt;
+    let dir = tempfile::tempdir().unwrap();
+    let odd = std::ffi::OsStr::from_bytes(b"caf\xe9");
+    for mut command in [yolo_train(dir.path(), &[]), yolo_train(dir.path(), &["--project"]), llm_finetune(dir.path(), &["--model"])] {
+        let (_, error) = expect_code(command.arg(odd), 2);
+        assert!(error.contains(r#"error: "caf\xE9" is not UTF-8"#), "{error}");
+    }
+}
+
 #[test]
 fn bad_labels_name_the_file_and_line() {
     let dir = tempfile::tempdir().unwrap();

@@ -98,6 +98,23 @@ fn what_is_converted_can_be_trained_on() {
     assert!(out.contains("val: none is named") && out.contains("1 epochs completed"), "{out}");
 }
 
+/// What is redirected holds words only.
+#[test]
+fn a_log_without_a_terminal_has_no_colours() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_data(dir.path());
+    let mut check = yolo_train(dir.path(), &["data", "check", "--data", "tiny.yaml"]);
+    check.env_remove("NO_COLOR").env("TERM", "xterm-256color");
+    expect_code(&mut check, 0);
+    for remembered in std::fs::read_dir(dir.path().join("cache/bellows")).unwrap().map(|entry| entry.unwrap().path()) {
+        if remembered.extension().is_some_and(|extension| extension == "scan") {
+            std::fs::write(remembered, "torn").unwrap();
+        }
+    }
+    let (_, error) = expect_code(&mut check, 0);
+    assert!(error.contains("WARN") && error.contains("damaged; scanning again") && !error.contains('\x1b'), "{error:?}");
+}
+
 /// Every clip of every split at one minute, with one number.
 const ONE_MINUTE: &str = "
 import datetime, sys

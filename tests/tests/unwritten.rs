@@ -42,6 +42,23 @@ fn what_a_run_could_not_write_its_next_process_does() {
     assert_eq!(std::fs::read_to_string(run.join("results.csv")).unwrap().lines().count(), 2);
 }
 
+/// A result that only stdout has is lost with it; what is said of training stands in the run's files.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_disk_behind_stdout_ends_what_is_only_there() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_data(dir.path());
+    let into_full = |mut command: Command| {
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let output = command.stdout(full).output().unwrap();
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let (code, error) = into_full(yolo_train(dir.path(), &["data", "check", "--data", "tiny.yaml"]));
+    assert!(code == Some(1) && error.contains("error: stdout: No space left on device"), "{code:?}: {error}");
+    let (code, error) = into_full(train(dir.path(), "full", &["--epochs", "1", "--plots", "false"]));
+    assert_eq!(code, Some(0), "{error}");
+}
+
 /// Somebody has deleted the weights to save space: the run makes their folder again, and they are as they would have been.
 #[test]
 fn a_run_whose_weights_were_deleted_goes_on() {
@@ -126,6 +143,18 @@ fn a_few_images_that_cannot_be_judged_by_are_left_out_and_more_stop_the_run() {
     let rows = |name: &str| std::fs::read_to_string(dir.path().join("runs/detect").join(name).join("results.csv")).unwrap();
     let judged = |name: &str| rows(name).lines().nth(1).unwrap().split(',').skip(2).collect::<Vec<_>>().join(",");
     assert_eq!(judged("two"), judged("whole"));
+}
+
+/// Every epoch meets it again, alone and in mosaics.
+#[test]
+fn an_image_that_cannot_be_learnt_from_is_told_once() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_data(dir.path());
+    expect_code(&mut yolo_train(dir.path(), &["data", "check", "--data", "tiny.yaml"]), 0);
+    let images = std::fs::read_dir(dir.path().join("tiny/images/train")).unwrap().map(|entry| entry.unwrap().path());
+    spoil(&images.min().unwrap());
+    let (_, error) = expect_code(&mut train(dir.path(), "spoilt", &["--epochs", "3", "--plots", "false"]), 0);
+    assert_eq!(error.lines().filter(|line| line.contains("left out of its batch")).count(), 1, "{error}");
 }
 
 /// A run begun by a program that did not know a setting goes on under this one, with what it was as if it had been there.

@@ -2,29 +2,27 @@
 //!
 //! Nothing wraps: a line is made for the width it has, and gives up columns from the right. What it looks like is a function of that width.
 
+use std::ffi::OsString;
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 use console::Term;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::{place, pulse};
+use crate::{place, print, pulse};
 
 const LINE_EVERY: Duration = Duration::from_secs(30);
 
 /// The longest and the shortest picture of a bar, in columns.
 const BAR: (usize, usize) = (16, 4);
 
-/// Prints one line to stdout; a closed pipe is not an error worth dying for.
+/// Prints one line to stdout, as [`print()`] does.
 /// Rank 0 speaks for all: no other rank of a run says anything here.
 pub fn say(line: &str) {
     if place::rank() > 0 {
         return;
     }
-    let written = writeln!(std::io::stdout(), "{line}");
-    if written.is_err() {
-        tracing::debug!("stdout is closed");
-    }
+    print(&format!("{line}\n"));
 }
 
 /// Prints one line to stderr: news of the work, where stdout is for its result.
@@ -34,6 +32,15 @@ pub fn note(line: &str) {
     if written.is_err() {
         tracing::debug!("stderr is closed");
     }
+}
+
+/// Whether what goes to `stream` has colours: they are for terminals that have them, and for those who did not say no (<https://no-color.org>).
+pub fn coloured(stream: &impl IsTerminal) -> bool {
+    stream.is_terminal() && takes_colours(|name| std::env::var_os(name))
+}
+
+fn takes_colours(variable: impl Fn(&str) -> Option<OsString>) -> bool {
+    variable("NO_COLOR").is_none_or(|value| value.is_empty()) && variable("TERM").is_none_or(|value| value != "dumb")
 }
 
 /// Columns of the terminal that [`say`] prints to; no limit where it is none.
@@ -318,6 +325,13 @@ mod tests {
         assert_eq!(fit(&cells, "  ", 25), "epoch 1/3  loss 0.1234");
         assert_eq!(fit(&cells, "  ", 8), "");
         assert_eq!(fit(&cells, "", usize::MAX), "epoch 1/3loss 0.12345.1/16.0Gx");
+    }
+
+    #[test]
+    fn colours_are_for_those_who_have_not_said_no() {
+        let takes = |name: &'static str, value: &'static str| takes_colours(|asked| (asked == name).then(|| value.into()));
+        assert!(takes("TERM", "xterm-256color") && takes("NO_COLOR", "") && takes("PATH", "1"));
+        assert!(!takes("TERM", "dumb") && !takes("NO_COLOR", "1"));
     }
 
     #[test]

@@ -69,12 +69,26 @@ pub fn join_pool(threads: usize) -> Result<(), Failure> {
     let threads = if threads == 0 { cores } else { threads };
     // Alone in the pool, this thread could wait for another one that waits for the pool.
     let pool = if threads > 1 { pool.use_current_thread() } else { pool };
-    pool.build_global().context(Exit::Failed, "setting up the threads")
+    pool.build_global().context(Exit::Failed, "setting up the threads")?;
+    crowd(rayon::current_num_threads(), cores).iter().for_each(|line| note(line));
+    Ok(())
+}
+
+/// What to say of more threads than cores, which somebody may want for the bits of another machine, and nobody for the time they take.
+fn crowd(threads: usize, cores: usize) -> Option<String> {
+    let why = format!("warning: {threads} threads (RAYON_NUM_THREADS or --threads) share {cores} cores, which can take many times as long");
+    (threads > cores).then_some(why)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn more_threads_than_cores_are_told() {
+        assert!(crowd(1000, 2).is_some_and(|line| line.contains("1000 threads (RAYON_NUM_THREADS or --threads) share 2 cores")));
+        assert_eq!([crowd(2, 2), crowd(1, 2)], [None, None]);
+    }
 
     #[test]
     fn each_rank_has_the_card_of_its_number() {

@@ -13,6 +13,7 @@ mod flags;
 mod launches;
 mod layers;
 mod orders;
+mod output;
 mod place;
 mod pulse;
 mod ranks;
@@ -31,13 +32,14 @@ use bellows_device::{PROBE_SUBCOMMAND, probe_child_main};
 
 pub use bellows_exit::Exit;
 pub use bounds::say_bounds;
-pub use console::{Bar, Foot, columns, fit, memory, note, rate, say};
+pub use console::{Bar, Foot, coloured, columns, fit, memory, note, rate, say};
 pub use device::{device_of_rank, examine, join_pool, pick_device};
 pub use failure::{Context, Failure, Usage};
 pub use flags::{count, detach, doctor, flag, flag_values, matches, option, resume, switch, text, whole};
 pub use launches::say_launches;
 pub use layers::{Resumed, resumed, yaml_layer, yaml_text};
 pub use orders::obey;
+pub use output::print;
 pub use ranks::{local_rank, placed, ranks_of};
 pub use scratch::scratch;
 pub use session::{Keeping, Run, Session};
@@ -47,15 +49,14 @@ pub use target::Target;
 pub use words::words;
 
 /// A program from start to exit code: what `run` does, or the device probe's child when this process is one. Signals are answered from the
-/// first moment; an error is printed once, on one line, and has its code.
+/// first moment; an error is printed once, on one line, and has its code. So has a result that stdout did not take, which of a run is none.
 pub fn program(run: impl FnOnce(&Signals) -> Result<(), Failure>) -> ExitCode {
     // The device probe re-runs this program as a child; it must not go through the command line proper.
-    let mut words = std::env::args().skip(1);
-    if words.next().as_deref() == Some(PROBE_SUBCOMMAND) {
-        return ExitCode::from(u8::try_from(probe_child_main(words)).unwrap_or(1));
+    if std::env::args_os().nth(1).is_some_and(|word| word == PROBE_SUBCOMMAND) {
+        return ExitCode::from(u8::try_from(probe_child_main(std::env::args().skip(2))).unwrap_or(1));
     }
     log_to_stderr();
-    match Signals::install().and_then(|signals| run(&signals)) {
+    match Signals::install().and_then(|signals| run(&signals)).and_then(|()| output::end()) {
         Ok(()) => {
             pulse::end("done");
             #[cfg(feature = "mpi")]
@@ -75,6 +76,6 @@ fn log_to_stderr() {
     let filter = tracing_subscriber::EnvFilter::try_from_env("BELLOWS_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn,bellows_learner=error,bellows_device=error"));
     // What cannot be written to a terminal that is gone is not written there a second time, which would be a panic.
-    let logs = tracing_subscriber::fmt().log_internal_errors(false);
+    let logs = tracing_subscriber::fmt().log_internal_errors(false).with_ansi(coloured(&std::io::stderr()));
     logs.with_env_filter(filter).with_writer(std::io::stderr).with_target(false).without_time().init();
 }

@@ -23,6 +23,7 @@ use serde_json::{Map, Value, json};
 use crate::background::{self, keep_words, leave_terminal, own_words};
 use crate::layers::record_settings;
 use crate::orders;
+use crate::output;
 use crate::pulse::{self, Watch};
 use crate::ranks::Ranks;
 use crate::signals::{Signals, Taken};
@@ -84,6 +85,7 @@ impl Session {
     /// A dashboard where there is no terminal, as [`Usage`].
     pub fn begin(program: &'static str, signals: &Signals, tui: bool) -> Result<Self, Failure> {
         signals.before("stopped before training began: nothing is lost");
+        output::is_recorded();
         if tui && !std::io::stdout().is_terminal() {
             return Err(Usage("--tui needs a terminal: leave it out".into()).into());
         }

@@ -13,14 +13,21 @@ pub(crate) const RANK: &str = "__rank";
 const OURS: [&str; 3] = [SUPERVISED, BACKGROUND, RANK];
 
 /// The command line as a user typed it, the program's name left out.
-pub fn words() -> Vec<String> {
-    let mut words: Vec<String> = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
+///
+/// # Errors
+/// A word that is not UTF-8: read otherwise it would name another file than the one that was meant.
+pub fn words() -> Result<Vec<String>, String> {
+    typed(std::env::args_os().skip(1).collect())
+}
+
+fn typed(mut words: Vec<OsString>) -> Result<Vec<String>, String> {
     while let [.., mark, _] = &words[..]
-        && OURS.contains(&mark.as_str())
+        && OURS.iter().any(|ours| *mark == *ours)
     {
         words.truncate(words.len() - 2);
     }
-    words
+    let text = |word: OsString| word.into_string().map_err(|word| format!("{word:?} is not UTF-8, which every argument must be"));
+    words.into_iter().map(text).collect()
 }
 
 /// What stands behind `mark` among the last words, which are ours.
@@ -28,4 +35,21 @@ pub(crate) fn last_words(mark: &str) -> Option<OsString> {
     let words: Vec<OsString> = std::env::args_os().skip(1).collect();
     let mut pairs = words.rchunks_exact(2).take_while(|pair| OURS.iter().any(|ours| pair[0] == *ours));
     pairs.find(|pair| pair[0] == mark).map(|pair| pair[1].clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[cfg(unix)]
+    #[test]
+    fn a_word_that_is_no_text_is_refused_and_ours_need_not_be_any() {
+        use std::os::unix::ffi::OsStringExt;
+        let odd = || OsString::from_vec(b"caf\xe9".to_vec());
+        let ours = [SUPERVISED.into(), odd(), BACKGROUND.into(), odd()];
+        let words = typed([OsString::from("--name"), "x".into()].into_iter().chain(ours).collect());
+        assert!(words.is_ok_and(|words| words == ["--name", "x"]));
+        let why = typed(vec!["--project".into(), odd()]).unwrap_err();
+        assert_eq!(why, "\"caf\\xE9\" is not UTF-8, which every argument must be");
+    }
 }

@@ -330,9 +330,9 @@ fn command() -> Command {
 /// Reads the process's arguments; prints help and exits by itself.
 ///
 /// # Errors
-/// A word that is none.
+/// A word that is none, or not UTF-8.
 pub(crate) fn parse() -> Result<Request, Usage> {
-    let typed = words();
+    let typed = words().map_err(Usage)?;
     let matches = bellows_cli::matches(command(), std::iter::once("llm-finetune".to_string()).chain(typed.iter().cloned()))?;
     Ok(match matches.subcommand() {
         Some(("generate", m)) => Request::Speak(speak(m, text(m, "prompt"), m.get_flag("raw"))),

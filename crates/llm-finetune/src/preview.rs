@@ -1,10 +1,8 @@
 //! `data preview`: what is learnt of the data, how long it is, and what padding it costs.
 
-use std::io::IsTerminal;
-
 use bellows_chat::Fault;
 use bellows_chat::preview::{Lengths, Style, tokens};
-use bellows_cli::{Failure, Usage, note, say};
+use bellows_cli::{Failure, Usage, coloured, note, say};
 use bellows_learner::Rng;
 use bellows_qwen::data::{Encoding, SftData};
 
@@ -38,7 +36,7 @@ pub(crate) fn preview(args: &SettingsArgs, count: usize) -> Result<(), Failure> 
             return Err(Usage(what).into());
         }
     };
-    let (style, marked) = if coloured() { (Style::Ansi, "green") } else { (Style::Plain, "in ⟦⟧") };
+    let (style, marked) = if coloured(&std::io::stdout()) { (Style::Ansi, "green") } else { (Style::Plain, "in ⟦⟧") };
     say(&format!("{} · template {} · what is learnt is {marked}\n", config.data.join(", "), template.name()));
     for (i, example) in data.train.iter().take(count).enumerate() {
         let text = tokens(example.map_err(Fault::from)?.as_ref(), &tokenizer, style)?;
@@ -65,9 +63,4 @@ pub(crate) fn preview(args: &SettingsArgs, count: usize) -> Result<(), Failure> 
         say(&format!("{:10} {} examples to judge by or to test with dropped", "", data.left.dropped_judged));
     }
     Ok(())
-}
-
-/// Colours are for terminals, and for those who did not say no (<https://no-color.org>).
-fn coloured() -> bool {
-    std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }

@@ -1,10 +1,10 @@
 //! `generate` and `chat`: the model's words as they come.
 
-use std::io::{BufRead, Write};
+use std::io::BufRead;
 use std::path::Path;
 
 use bellows_chat::{Conversation, Message, RenderOptions, Role, Template, Tokenizer, encode_prompt};
-use bellows_cli::{Context, Exit, Failure, Usage, join_pool, note, pick_device, say};
+use bellows_cli::{Context, Exit, Failure, Usage, join_pool, note, pick_device, print, say};
 use bellows_device::{ProbeOptions, Work};
 use bellows_qwen::base::{Base, BaseError};
 use bellows_qwen::generate::{Sampling, generate, stop_ids};
@@ -108,21 +108,14 @@ fn say_answer(base: &Base, prompt: &[u32], template: Option<&Template>, args: &S
         while !text.is_char_boundary(safe) {
             safe -= 1;
         }
-        show(&text[shown.min(safe)..safe]);
+        print(&text[shown.min(safe)..safe]);
         shown = safe.max(shown);
         true
     })?;
     if args.stop.iter().all(|stop| !text.contains(stop.as_str())) {
         text.push_str(&stream.finish());
     }
-    show(&text[shown.min(text.len())..]);
-    show("\n");
+    print(&text[shown.min(text.len())..]);
+    print("\n");
     Ok(text)
-}
-
-fn show(text: &str) {
-    let mut out = std::io::stdout();
-    if write!(out, "{text}").and_then(|()| out.flush()).is_err() {
-        tracing::debug!("stdout is closed");
-    }
 }

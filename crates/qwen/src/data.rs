@@ -2,13 +2,13 @@
 
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::io;
 use std::path::PathBuf;
 
 use bellows_chat::{
     ChatError, Dataset, Dropped, EncodeOptions, Encoded, Example, Fault, Outcome, Splits, Template, Tokenizer, encode, plan,
 };
 use bellows_learner::Rng;
+use bellows_runs::StoreError;
 
 use crate::config::SftConfig;
 use crate::examples::{Collector, Examples};
@@ -112,7 +112,8 @@ impl Reading<'_> {
                     self.left.duplicates += 1;
                     continue;
                 }
-                let numbers = kept.into_iter().map(|example| self.store.push(example)).collect::<io::Result<Row>>().map_err(Fault::from)?;
+                let numbers =
+                    kept.into_iter().map(|example| self.store.push(example)).collect::<Result<Row, StoreError>>().map_err(Fault::from)?;
                 rows.extend((!numbers.is_empty()).then_some(numbers));
             }
         }

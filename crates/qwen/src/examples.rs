@@ -3,11 +3,12 @@
 use std::borrow::Cow;
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bellows_chat::Encoded;
+use bellows_runs::StoreError;
 
 /// Some of the examples that were kept, in an order.
 #[derive(Clone, Debug)]
@@ -139,7 +140,22 @@ pub(crate) struct Collector {
 
 enum Growing {
     Memory(Vec<Encoded>),
-    Disk { file: BufWriter<File>, starts: Vec<u64>, end: u64 },
+    /// `path` is what the file was called when it was made.
+    Disk {
+        file: BufWriter<File>,
+        path: PathBuf,
+        starts: Vec<u64>,
+        end: u64,
+    },
+}
+
+/// What could not be done to a file of examples.
+const WRITE: &str = "write";
+
+impl Growing {
+    fn on_disk((file, path): (File, PathBuf)) -> Self {
+        Self::Disk { file: BufWriter::new(file), path, starts: Vec::new(), end: 0 }
+    }
 }
 
 impl Collector {
@@ -147,9 +163,9 @@ impl Collector {
     ///
     /// # Errors
     /// A file that cannot be made.
-    pub(crate) fn new(on_disk: bool) -> io::Result<Self> {
+    pub(crate) fn new(on_disk: bool) -> Result<Self, StoreError> {
         let place = match on_disk {
-            true => Growing::Disk { file: BufWriter::new(nameless()?), starts: Vec::new(), end: 0 },
+            true => Growing::on_disk(nameless(&bellows_runs::cache_dir().unwrap_or_else(std::env::temp_dir))?),
             false => Growing::Memory(Vec::new()),
         };
         Ok(Self { facts: Vec::new(), place })
@@ -159,15 +175,14 @@ impl Collector {
     ///
     /// # Errors
     /// A full disk.
-    pub(crate) fn push(&mut self, example: Encoded) -> io::Result<u32> {
+    pub(crate) fn push(&mut self, example: Encoded) -> Result<u32, StoreError> {
         self.facts.push(Facts::of(&example));
         match &mut self.place {
             Growing::Memory(list) => list.push(example),
-            Growing::Disk { file, starts, end } => {
+            Growing::Disk { file, path, starts, end } => {
                 let ids: Vec<u8> = example.ids.iter().flat_map(|id| id.to_le_bytes()).collect();
                 let trained: Vec<u8> = example.trained.iter().map(|&trained| u8::from(trained)).collect();
-                file.write_all(&ids)?;
-                file.write_all(&trained)?;
+                file.write_all(&ids).and_then(|()| file.write_all(&trained)).map_err(|e| StoreError::new(WRITE, path, e))?;
                 starts.push(*end);
                 *end += (ids.len() + trained.len()) as u64;
             }
@@ -179,11 +194,12 @@ impl Collector {
     ///
     /// # Errors
     /// A full disk.
-    pub(crate) fn finish<const N: usize>(self, lists: [Vec<u32>; N]) -> io::Result<[Examples; N]> {
+    pub(crate) fn finish<const N: usize>(self, lists: [Vec<u32>; N]) -> Result<[Examples; N], StoreError> {
         let place = match self.place {
             Growing::Memory(list) => Place::Memory(list),
-            Growing::Disk { file, starts, .. } => {
-                Place::Disk { file: Mutex::new(file.into_inner().map_err(io::IntoInnerError::into_error)?), starts }
+            Growing::Disk { file, path, starts, .. } => {
+                let file = file.into_inner().map_err(|e| StoreError::new(WRITE, &path, e.into_error()))?;
+                Place::Disk { file: Mutex::new(file), starts }
             }
         };
         let store = Arc::new(Store { facts: self.facts, place });
@@ -191,19 +207,18 @@ impl Collector {
     }
 }
 
-/// A file that nothing is left of when it is closed; on Windows, when a later one is made.
-fn nameless() -> io::Result<File> {
+/// A file in `dir` that nothing is left of when it is closed (on Windows, when a later one is made), and what it was called.
+fn nameless(dir: &Path) -> Result<(File, PathBuf), StoreError> {
     static COUNT: AtomicUsize = AtomicUsize::new(0);
-    let dir = bellows_runs::cache_dir().unwrap_or_else(std::env::temp_dir);
-    std::fs::create_dir_all(&dir)?;
-    let path: PathBuf = dir.join(format!("examples-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed)));
-    let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
-    let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(&path).map_err(named)?;
+    std::fs::create_dir_all(dir).map_err(|e| StoreError::new("make", dir, e))?;
+    let path = dir.join(format!("examples-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed)));
+    let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(&path);
+    let file = file.map_err(|e| StoreError::new(WRITE, &path, e))?;
     // An open file lives without its name.
     if let Err(error) = std::fs::remove_file(&path) {
         tracing::debug!("{}: {error}", path.display());
     }
-    Ok(file)
+    Ok((file, path))
 }
 
 #[cfg(test)]
@@ -224,5 +239,27 @@ mod tests {
         }
         assert_eq!((all.len(), all.truncated(), twice.get(1).unwrap().into_owned()), (40, kept.truncated(), example(21)));
         assert!(all.lengths().eq(kept.lengths()) && all.targets().eq(kept.iter().map(|e| e.unwrap().targets())));
+    }
+
+    /// It is no fault of the rows, and the cache folder may be on another disk than what the user looks at.
+    #[test]
+    fn a_file_that_cannot_be_written_is_named_and_no_mistake_of_the_user() {
+        let dir = tempfile::tempdir().unwrap();
+        let taken = dir.path().join("taken");
+        std::fs::write(&taken, "").unwrap();
+        let error = nameless(&taken).unwrap_err();
+        assert!(error.to_string().contains(&taken.display().to_string()), "{error}");
+        #[cfg(target_os = "linux")]
+        {
+            let full = || (OpenOptions::new().write(true).open("/dev/full").unwrap(), PathBuf::from("/dev/full"));
+            let collector = || Collector { facts: Vec::new(), place: Growing::on_disk(full()) };
+            let example = |n: usize| Encoded { ids: vec![1; n], trained: vec![true; n], cut: 0 };
+            let mut few = collector();
+            few.push(example(9)).unwrap();
+            for error in [collector().push(example(9999)).unwrap_err(), few.finish([vec![0]]).unwrap_err()] {
+                assert_eq!((error.path.as_path(), error.is_no_space()), (Path::new("/dev/full"), true), "{error}");
+                assert!(matches!(bellows_chat::Fault::from(error), bellows_chat::Fault::Save(_)));
+            }
+        }
     }
 }

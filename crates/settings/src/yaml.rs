@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 
+use serde_saphyr::budget::BudgetBreach;
 use serde_saphyr::{Error, Localizer, Location, UserMessageFormatter};
 
 /// Words without their place.
@@ -16,7 +17,15 @@ impl Localizer for Placeless {
 /// The line of an error, where the parser knows it, and what it says beside that.
 pub fn yaml_fault(error: &Error) -> (Option<u64>, String) {
     let line = error.location().map(|place| place.line()).filter(|&line| line > 0);
-    let words = error.without_snippet().render_with_formatter(&UserMessageFormatter.with_localizer(&Placeless));
+    let error = error.without_snippet();
+    // The parser names the limit as its source does.
+    if let Error::Budget { breach: BudgetBreach::Anchors { .. } | BudgetBreach::Aliases { .. } | BudgetBreach::MergeKeys { .. }, .. } =
+        error
+    {
+        let why = "it has more anchors, aliases (`&name`, `*name`) and merges (`<<`) than are read here: write out what they stand for";
+        return (line, why.into());
+    }
+    let words = error.render_with_formatter(&UserMessageFormatter.with_localizer(&Placeless));
     (line, if words == "expected mapping start" { "it must be keys with values".into() } else { words })
 }
 

@@ -132,9 +132,9 @@ fn absent() -> impl Iterator<Item = &'static str> {
 /// Reads the process's arguments; prints help and exits by itself.
 ///
 /// # Errors
-/// What Ultralytics has and this program has not, or a word that is none.
+/// What Ultralytics has and this program has not, or a word that is none or not UTF-8.
 pub(crate) fn parse() -> Result<Request, Usage> {
-    let typed = words();
+    let typed = words().map_err(Usage)?;
     let Words { words, notes } = translated(&typed, &command()).map_err(Usage)?;
     // With the name that usage begins with, whatever this file is called.
     let matches = bellows_cli::matches(command(), std::iter::once(NAME.to_string()).chain(words))?;

@@ -1,6 +1,8 @@
 //! YOLOv8 as the Learner sees it: batches of augmented images, the detection loss, mAP.
 
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use bellows_learner::{Draw, EvalContext, Evaluation, Group, Rng, Role, RunFile, StepOutput, Task, TaskError, Unreadable, epoch_order};
@@ -46,6 +48,8 @@ pub struct DetectionTask {
     pub channels: usize,
     /// Where the workers' time goes.
     pub(crate) stages: Stages,
+    /// Which items could not be read.
+    pub(crate) told: Told,
     /// With `rect`, the batches of training.
     pub rect: Option<Rect>,
     /// With `sampler`, the running sums of how often each sample is taken; else empty.
@@ -58,6 +62,17 @@ pub struct DetectionTask {
     pub groupings: Vec<Grouping>,
     /// Draw pictures of training batches.
     pub pictures: bool,
+}
+
+/// What has been said, for each epoch meets the same again.
+#[derive(Default)]
+pub(crate) struct Told(Mutex<HashSet<String>>);
+
+impl Told {
+    /// Whether `words` are said for the first time.
+    fn is_new(&self, words: String) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(words)
+    }
 }
 
 impl DetectionTask {
@@ -158,7 +173,9 @@ impl Task for DetectionTask {
         let (all, reads) = (started.elapsed().as_nanos() as u64, reads.load(Ordering::Relaxed));
         self.stages.decode.fetch_add(reads, Ordering::Relaxed);
         self.stages.augment.fetch_add(all.saturating_sub(reads), Ordering::Relaxed);
-        errors.iter().for_each(|error| tracing::warn!("left out of its batch: {error}"));
+        for error in errors.iter().filter(|error| self.told.is_new(error.to_string())) {
+            tracing::warn!("left out of its batch, here and wherever it is drawn again: {error}");
+        }
         match errors.first() {
             Some(error) if samples.is_empty() => Err(Unreadable(error.to_string()).into()),
             _ => Ok(timed(&self.stages.collate, || collate(samples))?),
@@ -222,7 +239,7 @@ impl Task for DetectionTask {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
-    use std::sync::{Arc, Mutex};
+    use std::sync::Arc;
 
     use burn::data::dataset::{DatasetError, InMemDataset};
 
@@ -241,6 +258,7 @@ mod tests {
             names,
             channels,
             stages: Stages::default(),
+            told: Told::default(),
             rect: None,
             weight_sums: Vec::new(),
             shards: Vec::new(),

@@ -27,7 +27,7 @@ use crate::pictures;
 use crate::preprocessing::Preprocessing;
 use crate::rect::Rect;
 use crate::source::{self, Start, TrainingData};
-use crate::task::DetectionTask;
+use crate::task::{DetectionTask, Told};
 use crate::validate::{ValSet, Validation, validate};
 use crate::verdict::Verdict;
 
@@ -141,6 +141,7 @@ impl Training {
         };
         let task = DetectionTask {
             stages: Stages::default(),
+            told: Told::default(),
             rect,
             weight_sums: ends(&weights),
             shards,

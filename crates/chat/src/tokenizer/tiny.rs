@@ -73,15 +73,19 @@ fn learn(words: BTreeMap<Vec<String>, u64>, merges: usize) -> Vec<(String, Strin
     learnt
 }
 
+/// In one pass: to close each gap at once would move the rest of a word as often as it has pairs.
 fn merge(word: &mut Vec<String>, left: &str, right: &str) {
-    let mut at = 0;
-    while at + 1 < word.len() {
-        if word[at] == left && word[at + 1] == right {
-            let tail = word.remove(at + 1);
-            word[at].push_str(&tail);
+    let (mut kept, mut at) = (0, 0);
+    while at < word.len() {
+        let joins = word[at] == left && word.get(at + 1).is_some_and(|next| next == right);
+        word.swap(kept, at);
+        if joins {
+            word[kept].push_str(right);
         }
-        at += 1;
+        kept += 1;
+        at += 1 + usize::from(joins);
     }
+    word.truncate(kept);
 }
 
 fn build(merges: &[(String, String)]) -> Result<Tokenizer, Fault> {

@@ -27,7 +27,7 @@ use crate::data::stages::Stages;
 use crate::data::{Batch, Target};
 use crate::model::head::{Anchors, REG_MAX, strides};
 use crate::model::{Fused, Scale, Yolo, YoloConfig};
-use crate::task::DetectionTask;
+use crate::task::{DetectionTask, Told};
 use crate::train::TrainError;
 use crate::upload::upload;
 use crate::validate::ValSet;
@@ -171,6 +171,7 @@ impl Benchmark {
             names,
             channels: 3,
             stages: Stages::default(),
+            told: Told::default(),
             rect: None,
             weight_sums: Vec::new(),
             shards: Vec::new(),

@@ -2,7 +2,7 @@
 //!
 //! A remembered file counts only while the size and the modification time of the image and of its label file are what they were. Times can lie
 //! (archives, copies, network disks), so the contents of 64 files spread over the list are hashed as well (first and last 4 KiB): one
-//! that differs makes the whole memory worthless. A damaged cache costs a warning and a new scan, nothing else.
+//! that differs under an unchanged size and time makes the whole memory worthless. A damaged cache costs a warning and a new scan, nothing else.
 //!
 //! Format, little-endian: magic, records, samples, then the SHA-256 of all that.
 
@@ -81,7 +81,12 @@ impl Cache {
             tracing::warn!("{}: damaged; scanning again", file.display());
             return Self::default();
         };
-        if let Some((path, _)) = samples.iter().find(|(path, digest)| records.contains_key(path.as_os_str()) && sample(path) != *digest) {
+        let is_unchanged = |path: &Path| {
+            let stamps = [Stamp::of(path, Some(&label_path(path))), Stamp::of(path, None)];
+            records.get(path.as_os_str()).is_some_and(|record| stamps.contains(&record.stamp))
+        };
+        let lies = |path: &Path, digest: [u8; 32]| is_unchanged(path) && sample(path).is_some_and(|now| now != digest);
+        if let Some((path, _)) = samples.iter().find(|(path, digest)| lies(path, *digest)) {
             tracing::warn!("{}: its content changed under an unchanged size and time; scanning everything again", path.display());
             return Self::default();
         }
@@ -97,11 +102,13 @@ impl Cache {
         }
         // A file that changed under an unchanged stamp before this scan reused its record is not hidden: samples are checked at every load.
         let step = images.len().div_ceil(SAMPLES).max(1);
-        let sampled: Vec<&Path> = images.iter().step_by(step).copied().collect();
+        // A path that is no text would be another file's when it is read back.
+        let text = images.iter().step_by(step).filter_map(|path| path.to_str());
+        let sampled: Vec<(&str, [u8; 32])> = text.filter_map(|path| Some((path, sample(Path::new(path))?))).collect();
         out.u32(sampled.len() as u32);
-        for path in sampled {
-            out.text(&path.to_string_lossy());
-            out.0.extend(sample(path));
+        for (path, digest) in sampled {
+            out.text(path);
+            out.0.extend(digest);
         }
         let digest = Sha256::digest(&out.0);
         out.0.extend(digest);
@@ -111,8 +118,8 @@ impl Cache {
     }
 }
 
-/// SHA-256 over the first and the last 4 KiB of the image and of its label file.
-fn sample(image: &Path) -> [u8; 32] {
+/// SHA-256 over the first and the last 4 KiB of the image and of its label file; `None` where one is there and cannot be read.
+pub(crate) fn sample(image: &Path) -> Option<[u8; 32]> {
     let mut hash = Sha256::new();
     for path in [image.to_path_buf(), label_path(image)] {
         let mut bytes = Vec::new();
@@ -122,10 +129,13 @@ fn sample(image: &Path) -> [u8; 32] {
             f.seek(SeekFrom::Start(length.saturating_sub(SAMPLE_BYTES)))?;
             f.take(SAMPLE_BYTES).read_to_end(&mut bytes)
         });
+        if read.as_ref().is_err_and(|e| e.kind() != std::io::ErrorKind::NotFound) {
+            return None;
+        }
         hash.update([u8::from(read.is_ok())]);
         hash.update(&bytes);
     }
-    hash.finalize().into()
+    Some(hash.finalize().into())
 }
 
 impl Writer {
@@ -223,5 +233,61 @@ impl Reader<'_> {
             outlines.push(outline);
         }
         (outlines.is_empty() || outlines.len() == labels.len()).then_some(ParsedLabels { labels, outlines, duplicates, zero_size })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How much is remembered of `image` once `change` has come over it.
+    fn remembered(image: &Path, change: impl FnOnce()) -> usize {
+        let file = image.with_file_name("memory.scan");
+        let content = Err(BadFile { path: image.to_path_buf(), line: None, reason: String::new() });
+        let record = Record { stamp: Stamp::of(image, Some(&label_path(image))), content };
+        Cache::save(&file, &[image], &[record]).unwrap();
+        change();
+        Cache::load(&file).len()
+    }
+
+    #[test]
+    fn only_a_size_and_a_time_that_lie_make_it_worthless() {
+        let dir = tempfile::tempdir().unwrap();
+        let image = dir.path().join("a.jpg");
+        std::fs::write(&image, "one").unwrap();
+        let time = std::fs::metadata(&image).unwrap().modified().unwrap();
+        let lie = || {
+            std::fs::write(&image, "two").unwrap();
+            std::fs::File::options().write(true).open(&image).unwrap().set_modified(time).unwrap();
+        };
+        assert_eq!(remembered(&image, lie), 0);
+        assert_eq!(remembered(&image, || std::fs::write(&image, "longer").unwrap()), 1, "its time says so");
+        assert_eq!(remembered(&image, || std::fs::remove_file(&image).unwrap()), 1);
+    }
+
+    /// No file can be read by such a name, as one without permission cannot.
+    #[test]
+    fn what_cannot_be_read_is_no_sample() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("a.jpg")).unwrap();
+        assert_eq!(sample(&dir.path().join("a.jpg")), None);
+        assert!(sample(&dir.path().join("absent.jpg")).is_some());
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_path_that_is_no_text_is_no_sample() {
+        use std::os::unix::ffi::OsStrExt;
+        let dir = tempfile::tempdir().unwrap();
+        let image = dir.path().join(std::ffi::OsStr::from_bytes(b"caf\xe9.jpg"));
+        // What its name is read back as is there, too, and looks the same from outside.
+        let other = dir.path().join("caf\u{fffd}.jpg");
+        std::fs::write(&image, "one").unwrap();
+        let time = std::fs::metadata(&image).unwrap().modified().unwrap();
+        let beside = || {
+            std::fs::write(&other, "two").unwrap();
+            std::fs::File::options().write(true).open(&other).unwrap().set_modified(time).unwrap();
+        };
+        assert_eq!(remembered(&image, beside), 1);
     }
 }

@@ -25,6 +25,11 @@ use super::frame::Frame;
 use super::item::Item;
 use super::letterbox::fit;
 
+/// MiB that are needed and that are free, where so many bytes are too few: rounded apart, for what needs any does not need 0.
+fn lacking(need: u64, free: u64) -> Option<(u64, u64)> {
+    (need > free).then_some((need.div_ceil(1 << 20), free >> 20))
+}
+
 fn load<D: Dataset<Item>>(dataset: &D, index: usize, imgsz: u32) -> Result<Item, DatasetError> {
     let item = dataset.get(index)?;
     Ok(Item { frame: fit(&item.frame, imgsz).map_err(DatasetError::new)?, ..item })
@@ -71,8 +76,8 @@ impl RamCache {
         let total = dataset.len();
         let load = |index| load(dataset, index, imgsz);
         let need = estimate(total, load);
-        if let Some(free) = free_memory().filter(|&free| need > free) {
-            return Err(DataError::Memory { need_mib: need >> 20, free_mib: free >> 20 });
+        if let Some((need_mib, free_mib)) = free_memory().and_then(|free| lacking(need, free)) {
+            return Err(DataError::Memory { need_mib, free_mib });
         }
         Ok(Self { items: in_parallel(total, progress, |index| load(index).map_err(|error| error.to_string())) })
     }
@@ -114,8 +119,8 @@ impl DiskCache {
         let whole: Vec<bool> = files.par_iter().map(|file| is_whole(file)).collect();
         let absent = whole.iter().filter(|whole| !**whole).count();
         let need = estimate(total, |index| load(&*dataset, index, imgsz)) * absent as u64 / total.max(1) as u64;
-        if let Some(free) = free_space(dir).filter(|&free| need > free) {
-            return Err(DataError::Disk { dir: dir.into(), need_mib: need >> 20, free_mib: free >> 20 });
+        if let Some((need_mib, free_mib)) = free_space(dir).and_then(|free| lacking(need, free)) {
+            return Err(DataError::Disk { dir: dir.into(), need_mib, free_mib });
         }
         let keep = |index: usize| match load(&*dataset, index, imgsz) {
             Ok(item) => write(&files[index], &item.frame),
@@ -239,6 +244,11 @@ mod tests {
 
     fn on_disk(set: &Arc<YoloDataset>, dir: &Path) -> DiskCache {
         DiskCache::new(set.clone(), &dir.join("cache"), 64, &|_, _| {}).unwrap()
+    }
+
+    #[test]
+    fn what_needs_anything_does_not_need_nothing() {
+        assert_eq!([lacking(1000, 10), lacking((5 << 20) + 1, 5 << 20), lacking(7, 7)], [Some((1, 0)), Some((6, 5)), None]);
     }
 
     #[test]

@@ -56,7 +56,7 @@ pub enum DataError {
         yaml_key: String,
         /// The YAML file.
         yaml: PathBuf,
-        /// How to obtain the data, from the YAML's `download` text (which is shown and never executed).
+        /// Whose path it may be, and how to obtain the data, from the YAML's `download` text (which is shown and never executed).
         hint: String,
     },
     /// One image cannot be used.

@@ -122,7 +122,10 @@ pub(crate) fn check_complete(format: ImageFormat, bytes: &[u8]) -> Result<(), St
 
 fn parse<R: std::io::BufRead + Seek>(reader: R, format: ImageFormat) -> Result<Header, String> {
     let mut reader = ImageReader::with_format(reader, format);
-    reader.limits(limits());
+    // Sides are judged below, where they can be told.
+    let mut limits = limits();
+    (limits.max_image_width, limits.max_image_height) = (None, None);
+    reader.limits(limits);
     let mut decoder = reader.into_decoder().map_err(|e| e.to_string())?;
     let (width, height) = decoder.dimensions();
     let turned = {
@@ -139,4 +142,19 @@ fn parse<R: std::io::BufRead + Seek>(reader: R, format: ImageFormat) -> Result<H
     let deep = matches!(decoder.color_type(), ColorType::L16 | ColorType::La16);
     let gray = deep || matches!(decoder.color_type(), ColorType::L8 | ColorType::La8);
     Ok(Header { size, gray, deep })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_side_that_is_too_long_is_told() {
+        for (width, height) in [(20_000, 10), (10, 16_385)] {
+            let mut png = Cursor::new(Vec::new());
+            image::GrayImage::new(width, height).write_to(&mut png, ImageFormat::Png).unwrap();
+            let told = of(png.get_ref()).unwrap_err();
+            assert_eq!(told, format!("{width}x{height} pixels; at most 16384 a side are read"));
+        }
+    }
 }

@@ -38,7 +38,10 @@ pub enum LabelProblem {
     /// Below 0 by more than the tolerance.
     #[error("value {0} is negative")]
     Negative(f32),
-    /// Not an index of a class.
+    /// Not an index of any class.
+    #[error("class {0} is no index of a class: those are whole numbers from 0")]
+    NoIndex(f32),
+    /// Not an index of a class of this data set.
     #[error("class {0} is not one of the {1} classes (0..{max})", max = .1.saturating_sub(1))]
     Class(f32, u32),
     /// The file is not text.
@@ -111,7 +114,11 @@ fn parse_line(line: &str, nc: u32) -> Result<(Label, Outline), LabelProblem> {
         return Err(LabelProblem::AboveOne(high));
     }
     let class = values[0];
-    if class.fract() != 0.0 || class >= nc as f32 {
+    // What no data set can have, for its own classes may not be known here.
+    if class.fract() != 0.0 || class >= u32::MAX as f32 {
+        return Err(LabelProblem::NoIndex(class));
+    }
+    if class >= nc as f32 {
         return Err(LabelProblem::Class(class, nc));
     }
     let points = if values.len() > 5 { values[1..].chunks_exact(2).map(|p| [p[0], p[1]]).collect() } else { Outline::new() };
@@ -177,7 +184,8 @@ mod tests {
             (b"0 -0.02 .5 .5 .5", 1, Negative(-0.02)),
             (b"-1 .5 .5 .5 .5", 1, Negative(-1.0)),
             (b"4 .5 .5 .5 .5", 1, Class(4.0, 4)),
-            (b"0.5 .5 .5 .5 .5", 1, Class(0.5, 4)),
+            (b"0.5 .5 .5 .5 .5", 1, NoIndex(0.5)),
+            (b"5e9 .5 .5 .5 .5", 1, NoIndex(5e9)),
             (b"0 nan .5 .5 .5", 1, NotANumber("nan".into())),
             (b"0 inf .5 .5 .5", 1, NotANumber("inf".into())),
             (b"person .5 .5 .5 .5", 1, NotANumber("person".into())),
@@ -185,6 +193,7 @@ mod tests {
         ];
         for (bytes, line, problem) in cases {
             let error = parse(bytes, 4).unwrap_err();
+            assert!(!error.to_string().contains(&u32::MAX.to_string()), "{error}");
             assert_eq!(error, LabelError { line: *line, problem: problem.clone() }, "{:?}", String::from_utf8_lossy(bytes));
         }
     }

@@ -8,7 +8,7 @@
 
 use std::collections::HashMap;
 use std::ffi::OsString;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Component, MAIN_SEPARATOR, Path, PathBuf};
 use std::sync::Arc;
 
 use rayon::prelude::*;
@@ -221,8 +221,15 @@ fn place(config: &DataConfig, path: &Path, folders: &mut HashMap<OsString, PathB
 }
 
 fn missing(config: &DataConfig, split: Split, path: PathBuf) -> DataError {
-    let hint = config.download.as_ref().map(|text| format!("\nHow to obtain the data:\n{}", text.trim_end())).unwrap_or_default();
+    let download = config.download.as_ref().map(|text| format!("\nHow to obtain the data:\n{}", text.trim_end()));
+    let hint = format!("{}{}", of_another_system(&path), download.unwrap_or_default());
     DataError::Missing { path, yaml_key: split.key().into(), yaml: config.yaml.clone(), hint }
+}
+
+/// What to say of a path that is not there and may have been written on Windows.
+pub(crate) fn of_another_system(path: &Path) -> &'static str {
+    let is_one = MAIN_SEPARATOR == '/' && path.to_string_lossy().contains('\\');
+    if is_one { "; here `/` divides folders, and not `\\`" } else { "" }
 }
 
 fn walk(config: &DataConfig, folder: &Path, depth: usize, found: &mut Vec<PathBuf>) -> Result<(), DataError> {

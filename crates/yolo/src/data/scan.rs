@@ -279,7 +279,12 @@ pub fn scan(config: &DataConfig, split: Split, options: &ScanOptions, progress: 
             let stamp = packed.map_or_else(look, |(packed, sample)| packed.stamp(sample));
             let record = known.get(image).filter(|r| r.stamp == stamp).cloned().unwrap_or_else(|| {
                 fresh.fetch_add(1, Ordering::Relaxed);
-                let of_files = || Record { stamp, content: check(image, label.as_deref()) };
+                let of_files = || {
+                    let content = check(image, label.as_deref());
+                    // What may not be read today may be tomorrow, under the same size and time.
+                    let unread = content.is_err() && cache::sample(image).is_none();
+                    Record { stamp: if unread { Stamp::NEVER } else { stamp }, content }
+                };
                 packed.map_or_else(of_files, |(packed, sample)| packed.record(sample, image))
             });
             progress(done.fetch_add(1, Ordering::Relaxed) + 1, entries.len() as u64);
@@ -300,14 +305,21 @@ pub fn scan(config: &DataConfig, split: Split, options: &ScanOptions, progress: 
 /// Looks at one image and its labels, if they are in a file of their own.
 fn check(image: &Path, label: Option<&Path>) -> Result<Content, BadFile> {
     let header = std::panic::catch_unwind(|| header::read(image)).unwrap_or_else(|_| Err("the decoder panicked on its header".into()));
-    let header = header.map_err(|reason| BadFile { path: image.to_path_buf(), line: None, reason })?;
+    let header = header.map_err(|reason| {
+        let more = if image.exists() { "" } else { listing::of_another_system(image) };
+        BadFile { path: image.to_path_buf(), line: None, reason: reason + more }
+    })?;
     Ok(Content { header, labels: label.map_or(Ok(None), |label| read_labels(label, u32::MAX))? })
 }
 
 fn read_labels(path: &Path, nc: u32) -> Result<Option<labels::ParsedLabels>, BadFile> {
     let bad = |line, reason| BadFile { path: path.to_path_buf(), line, reason };
     match std::fs::metadata(path) {
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+            let loud = path.with_extension("TXT");
+            let reason = "labels are read from files that end in `.txt`: rename it".into();
+            return if loud.is_file() { Err(BadFile { path: loud, line: None, reason }) } else { Ok(None) };
+        }
         Err(e) => return Err(bad(None, e.to_string())),
         Ok(m) if m.len() > MAX_LABEL_BYTES => {
             return Err(bad(None, format!("{} bytes of labels; at most {MAX_LABEL_BYTES} are read", m.len())));

@@ -347,6 +347,7 @@ mod tests {
             ("train: t\nval: v\nnames: [a]\nchannels: 4\n", "1 and 3"),
             ("train: {a: b}\nval: v\nnames: [a]\n", "data.yaml:1"),
             ("train: t\ntrain: u\nval: v\nnames: [a]\n", "duplicate"),
+            ("train: &a t\nval: *a\nnames: [a]\n", "it has more anchors, aliases (`&name`, `*name`) and merges"),
             ("train: [t\n", "data.yaml"),
             ("train: t\nval: v\nnames: [a]\nsample: {sead: 3}\n", "did you mean `seed`"),
             ("train: t\nval: v\nnames: [a]\nsample: {seed: x}\n", "data.yaml:4: sample: \"x\" must be a whole number from 0 up"),

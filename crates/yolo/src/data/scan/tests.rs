@@ -162,6 +162,26 @@ fn changed_content_under_an_old_stamp_is_caught_by_the_samples() {
     assert_eq!(set.scan().unwrap(), set.fresh());
 }
 
+/// A folder in the place of a label file, which no program can read, whoever runs it.
+#[test]
+fn a_file_that_could_not_be_read_is_looked_at_again() {
+    let mut set = Set::new(100);
+    set.options.allow_bad = true;
+    // Not one of the sampled files.
+    let file = set.file("labels/013.txt");
+    std::fs::remove_file(&file).unwrap();
+    std::fs::create_dir(&file).unwrap();
+    let before = std::fs::metadata(&file).unwrap();
+    assert_eq!(set.scan().unwrap().bad.len(), 1);
+    std::fs::remove_dir(&file).unwrap();
+    let mut label = b"0 .5 .5 .1 .1\n".to_vec();
+    // As long as the folder, on file systems where that has room for a box.
+    label.resize(label.len().max(before.len() as usize), b'\n');
+    std::fs::write(&file, label).unwrap();
+    set_time(&file, before.modified().unwrap());
+    assert!(set.scan().unwrap().bad.is_empty());
+}
+
 #[test]
 fn a_damaged_memory_costs_a_scan_and_nothing_else() {
     let set = Set::new(12);
@@ -188,6 +208,35 @@ fn other_classes_are_checked_again() {
     assert!(matches!(set.scan(), Err(DataError::TooManyBad { bad: 5, .. })));
     set.config.names = ["a", "b", "c"].map(String::from).to_vec();
     assert_eq!(set.scan().unwrap().len(), 10);
+}
+
+/// It would make its image one without objects.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_label_file_in_capitals_is_not_passed_over() {
+    let mut set = Set::new(3);
+    std::fs::rename(set.file("labels/001.txt"), set.file("labels/001.TXT")).unwrap();
+    set.options.allow_bad = true;
+    let scanned = set.scan().unwrap();
+    let bad: Vec<String> = scanned.bad.iter().map(BadFile::to_string).collect();
+    assert!(bad.len() == 1 && bad[0].ends_with("001.TXT: labels are read from files that end in `.txt`: rename it"), "{bad:?}");
+    assert_eq!((scanned.missing, scanned.found), (0, 2));
+    std::fs::rename(set.file("labels/001.TXT"), set.file("labels/001.txt")).unwrap();
+    assert_eq!(set.scan().unwrap().found, 3);
+}
+
+#[cfg(unix)]
+#[test]
+fn a_path_of_windows_is_known_as_one() {
+    let mut set = Set::new(2);
+    set.config.train = vec!["images\\train".into()];
+    let error = set.scan().unwrap_err().to_string();
+    assert!(error.contains("no such images") && error.ends_with("; here `/` divides folders, and not `\\`"), "{error}");
+    set.write("list.txt", b"images/000.jpg\nimages\\001.jpg\nimages/002.jpg\n");
+    set.config.train = vec!["list.txt".into()];
+    set.options.allow_bad = true;
+    let bad: Vec<String> = set.scan().unwrap().bad.iter().map(BadFile::to_string).collect();
+    assert_eq!(bad.iter().map(|told| told.contains("here `/` divides folders")).collect::<Vec<_>>(), [false, true], "{bad:?}");
 }
 
 #[test]

@@ -58,11 +58,17 @@ pub(crate) struct Listing {
 }
 
 impl Listing {
-    /// Keeps a part of the images: the first of them, or whole clips spread over their list where something is known of frames and there are several.
+    /// Keeps a part of the images, at least one, spread evenly over their list, whose names often go by camera, day or hour; whole clips where something
+    /// is known of frames and there are several.
     pub(crate) fn keep(&mut self, fraction: f64) {
         let clips = if fraction < 1.0 { self.clips() } else { None };
         let Some(clips) = clips.filter(|clips| clips.iter().any(|&clip| clip > 0)) else {
-            self.entries.truncate(((self.entries.len() as f64 * fraction).round_ties_even() as usize).max(1));
+            let all = self.entries.len();
+            let kept = ((all as f64 * fraction).round_ties_even() as usize).max(1);
+            // Of image i: whether the number of those that are due grows with it.
+            let due = |images: usize| (images * kept).div_ceil(all);
+            let mut at = 0..;
+            self.entries.retain(|_| at.next().is_none_or(|i: usize| due(i + 1) > due(i)));
             return;
         };
         let taken = |clip: u32| (f64::from(clip + 1) * fraction).ceil() > (f64::from(clip) * fraction).ceil();
@@ -348,7 +354,7 @@ mod tests {
         let clip = |i: usize| ["\"clip\":\"north\"", "\"clip\":\"south\""][i % 2];
         assert_eq!(part(&|i| ("", clip(i)), 0.5), "0 2 4 6", "by what the file tells");
         assert_eq!(part(&|i| (["f/", "g/"][i / 4], "\"n\":1"), 0.5), "0 1 2 3", "by folder");
-        assert_eq!(part(&|_| ("f/", "\"n\":1"), 0.25), "0 1", "there is one clip");
+        assert_eq!(part(&|_| ("f/", "\"n\":1"), 0.25), "0 4", "there is one clip");
         assert_eq!(part(&|i| ("f/", clip(i)), 1.0), "0 1 2 3 4 5 6 7");
         // One name on two days and of two cameras is four clips.
         let again = |i: usize| ["\"clip\":\"c0\",\"Camera\":1", "\"clip\":\"c0\",\"Camera\":2"][i / 2 % 2];

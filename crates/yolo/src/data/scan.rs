@@ -36,8 +36,8 @@ const BLOCK: usize = 8192;
 /// How to scan.
 #[derive(Clone, Debug)]
 pub struct ScanOptions {
-    /// Use only the first round(N * fraction) images of the sorted list, at least one; where a COCO file tells when frames were taken, that part of
-    /// its clips, spread over their list. In (0, 1].
+    /// Use only round(N * fraction) images, at least one, spread evenly over the sorted list; where a COCO file tells when frames were taken, that
+    /// part of its clips, spread so. In (0, 1].
     pub fraction: f64,
     /// All classes become class 0.
     pub single_cls: bool,

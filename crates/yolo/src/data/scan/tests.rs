@@ -95,7 +95,13 @@ fn one_percent_is_the_limit() {
 fn selections() {
     let mut set = Set::new(10);
     set.options.fraction = 0.25;
-    assert_eq!(set.scan().unwrap().len(), 2, "round half to even, from the front of the sorted list");
+    let part = set.scan().unwrap();
+    let names: Vec<_> = (0..part.len()).map(|i| part.path(i).file_stem().unwrap().to_string_lossy().into_owned()).collect();
+    assert_eq!(names, ["000", "005"], "round half to even, spread over the sorted list");
+    set.options.fraction = 0.01;
+    assert_eq!(set.scan().unwrap().len(), 1);
+    set.options.fraction = 0.7;
+    assert_eq!(set.scan().unwrap().len(), 7);
     set.options.fraction = 1.0;
     set.options.classes = Some(vec![1]);
     let scan = set.scan().unwrap();

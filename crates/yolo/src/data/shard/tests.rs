@@ -87,7 +87,7 @@ fn parts_of_shards_are_taken_and_held_out_and_remembered() {
     let dir = tempfile::tempdir().unwrap();
     let [_, all] = both(dir.path(), false);
     let part = ScanOptions { fraction: 0.5, ..options(None) };
-    assert_eq!(scan(&config(dir.path(), "packed"), Split::Train, &part, &|_, _| {}).unwrap().shards(), [5, 1, 0]);
+    assert_eq!(scan(&config(dir.path(), "packed"), Split::Train, &part, &|_, _| {}).unwrap().shards(), [3, 2, 1]);
     let held = DataConfig { hold_out: true, ..config(dir.path(), "packed") };
     let [train, val] = [Split::Train, Split::Val].map(|split| scan(&held, split, &options(None), &|_, _| {}).unwrap());
     assert!(train.len() + val.len() == 12 && !val.is_empty());

@@ -22,7 +22,10 @@ const DIFFERS: &[(&str, &str)] = &[
     ("device", "`cpu`; `0` is the strongest card of the machine, whoever made it; `mps` is `metal`; several are refused"),
     ("cache", "`disk` keeps images in the user's cache folder, not beside them"),
     ("batch", "-1 is planned for the device's memory"),
-    ("fraction", "spread evenly over the list of images, where Ultralytics takes its beginning, by their names perhaps one camera or some days"),
+    (
+        "fraction",
+        "spread evenly over the list of images, where Ultralytics takes its beginning, by their names perhaps one camera or some days",
+    ),
     ("profile", "tells where the time of each epoch goes; there it times exports"),
     ("copy_paste", "does nothing for boxes, as there, and says so"),
     ("workers", "changes no number"),

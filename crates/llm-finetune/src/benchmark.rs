@@ -3,20 +3,27 @@
 use std::time::Duration;
 
 use bellows_cli::{Context, Exit, Failure, Signals, Usage, device_of_rank, join_pool, placed, say, say_bounds, say_launches, scratch};
+use bellows_device::ProbeOptions;
 use bellows_qwen::adapter::Targets;
 use bellows_qwen::bench::{Benchmark, Size};
 use bellows_qwen::checkpointing::Checkpointing;
+use bellows_qwen::config::SftConfig;
 use bellows_qwen::memory::Place;
-use bellows_qwen::precision::RunPrecision;
+use bellows_qwen::precision::{Products, RunPrecision};
 use bellows_qwen::speed::{processor_choices, processor_peak};
 use bellows_qwen::storage::BaseDtype;
 use serde_json::Value;
 
 use crate::args::BenchmarkArgs;
-use crate::prove::{by, has_numbers};
+use crate::prove::{has_numbers, of_run, prove};
 
 /// How long ranks wait for each other.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What a device is to prove before such steps are timed on it: what a run asks.
+fn asked(size: Size, precision: RunPrecision, base_dtype: BaseDtype, products: Products) -> ProbeOptions {
+    of_run(&SftConfig { precision, base_dtype, products, ..SftConfig::default() }, Some(&size.shape()))
+}
 
 pub(crate) fn run(args: &BenchmarkArgs, signals: &Signals) -> Result<(), Failure> {
     let least = [("batch", args.batch, 1), ("seq", args.seq, 2), ("rank", args.rank, 1), ("steps", args.steps, 1)];
@@ -24,13 +31,15 @@ pub(crate) fn run(args: &BenchmarkArgs, signals: &Signals) -> Result<(), Failure
         return Err(Usage(format!("--{name} is {given}, and must be at least {least}")).into());
     }
     join_pool(args.threads)?;
-    let device = bellows_device::select(&device_of_rank(&args.device).parse()?, &by(args.products))?;
-    device.adopt();
     let precision =
         RunPrecision::named(&args.precision).ok_or_else(|| Usage(format!("benchmark: there is no precision {}", args.precision)))?;
     let base_dtype = args.base_dtype.parse::<BaseDtype>().map_err(|e| Usage(format!("benchmark: {e}")))?;
+    let size = Size::named(&args.size).ok_or_else(|| Usage(format!("benchmark: there is no size {}", args.size)))?;
+    let asked = asked(size, precision, base_dtype, args.products);
+    let device = bellows_device::select(&device_of_rank(&args.device).parse()?, &asked)?;
+    device.adopt();
     let what = Benchmark {
-        size: Size::named(&args.size).ok_or_else(|| Usage(format!("benchmark: there is no size {}", args.size)))?,
+        size,
         batch: args.batch,
         seq: args.seq,
         rank: args.rank,
@@ -42,6 +51,9 @@ pub(crate) fn run(args: &BenchmarkArgs, signals: &Signals) -> Result<(), Failure
         base_dtype: precision.base_dtype(base_dtype, &args.size, Place::of(&device.device)),
     };
     has_numbers(what.precision, &device)?;
+    if device.is_accelerator() {
+        prove(&what.one_layer(&device.device)?, &size.shape(), what.precision, &device)?;
+    }
     let (folder, _taken) = scratch(signals)?;
     if args.count {
         let counted = what.count(&device.device, &folder)?;
@@ -74,4 +86,18 @@ pub(crate) fn run(args: &BenchmarkArgs, signals: &Signals) -> Result<(), Failure
         say(&format!("{:>10} {gb:>9.2} GB peak", "memory"));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bellows_device::Work;
+
+    #[test]
+    fn a_device_proves_what_is_timed() {
+        let of = |precision| asked(Size::named("tiny").unwrap(), precision, BaseDtype::Auto, Products::Auto);
+        let [half, whole] = [RunPrecision::Fp16, RunPrecision::F32].map(of);
+        assert_eq!([half.work, whole.work], [Work::HalfLanguageModel, Work::LanguageModel]);
+        assert!(!half.shapes.is_empty() && !whole.shapes.is_empty() && half.shapes != whole.shapes, "{:?}", half.shapes);
+    }
 }

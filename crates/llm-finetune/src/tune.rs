@@ -18,9 +18,9 @@ use serde_json::{Value, json};
 
 use crate::args::{MEASURE, TuneArgs};
 use crate::presets::settings;
-use crate::prove::{by, has_numbers};
+use crate::prove::{has_numbers, of_run, prove};
 use crate::settle::settle_memory;
-use crate::train::{data_paths, open_base, open_data, open_tokenizer, pick_template};
+use crate::train::{data_paths, find_model, open_base, open_data, open_tokenizer, pick_template};
 
 /// Steps of a measurement: one to warm up, and those that count.
 const STEPS: usize = 3;
@@ -116,7 +116,7 @@ fn measure(config: SftConfig, batch: usize, signals: &Signals) -> Result<(), Fai
         profile: true,
         ..config
     };
-    let device = pick_device(&config.device, &by(config.products))?;
+    let device = pick_device(&config.device, &of_run(&config, find_model(&config)?.as_ref()))?;
     has_numbers(config.precision, &device)?;
     let paths = data_paths(&config, false)?;
     let (shape, tokenizer) = open_tokenizer(&config, &paths)?;
@@ -139,6 +139,7 @@ fn measure(config: SftConfig, batch: usize, signals: &Signals) -> Result<(), Fai
     let (folder, _taken) = scratch(signals)?;
     let telemetry = Telemetry::start(&device);
     let mut tuning = Finetune::new(config, base, data, template, &device.device, RunDir::create(&folder, "tune", false)?)?;
+    prove(&tuning.model(), tuning.shape(), tuning.config().precision, &device)?;
     let timer = StepTimer::default();
     tuning.learner().observe(timer.clone());
     tuning.run()?;

@@ -43,6 +43,8 @@ const SIZES: [Size; 4] = [
     Size { name: "3B", sizes: [2048, 11008, 36, 16, 2] },
 ];
 const VOCABULARY: usize = 151_936;
+/// Rows of an embedding that nothing is looked up in.
+const FEW: usize = 64;
 const WARM_UP: usize = 1;
 
 impl Size {
@@ -200,6 +202,24 @@ impl Benchmark {
         Ok(count(2)?.more_than(&count(1)?))
     }
 
+    /// The same model with a single layer and hardly an embedding, on `device`: what that is to prove before it is timed.
+    ///
+    /// # Errors
+    /// An adapter that does not fit the model.
+    pub fn one_layer(&self, device: &Device) -> Result<CausalLm, FinetuneError> {
+        let shape = ModelConfig { num_hidden_layers: 1, vocab_size: FEW, ..self.size.shape() };
+        self.adapted(&shape, &self.config(), device)
+    }
+
+    /// A made-up model of this shape, with its adapters.
+    fn adapted(&self, shape: &ModelConfig, config: &SftConfig, device: &Device) -> Result<CausalLm, FinetuneError> {
+        let lora = config.lora();
+        let model = made_up(shape, self.precision, self.base_dtype, device);
+        let model = if config.rows_in_f16(Place::of(device)) { model.with_rows_in_f16() } else { model };
+        adapter_fits(&lora, &model)?;
+        Ok(lora.apply(model, 0)?)
+    }
+
     fn config(&self) -> SftConfig {
         SftConfig {
             r: self.rank,
@@ -247,12 +267,8 @@ impl Benchmark {
             cut: 0,
         };
         let rows: Vec<_> = (0..self.batch * ranks * steps).map(|_| row()).collect();
-        let lora = config.lora();
-        let model = made_up(&shape, self.precision, self.base_dtype, device);
-        let model = if config.rows_in_f16(Place::of(device)) { model.with_rows_in_f16() } else { model };
-        adapter_fits(&lora, &model)?;
-        let model = lora.apply(model, 0)?;
-        let learner_config = config.learner(false);
+        let model = self.adapted(&shape, &config, device)?;
+        let (lora, learner_config) = (config.lora(), config.learner(false));
         let task = SftTask::new(config, lora, shape, rows, Vec::new(), 0);
         let dir = run_dir(scratch, &others)?;
         let mut learner = Learner::new(task, model, device, learner_config, dir, Identity::default())?;
@@ -294,11 +310,12 @@ fn made_up(config: &ModelConfig, precision: RunPrecision, base_dtype: BaseDtype,
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::prove::first_layer;
+    use bellows_kernels::Precision;
 
-    #[test]
-    fn a_report_has_the_keys_of_its_peers() {
-        let what = Benchmark {
-            size: Size { name: "small", sizes: [16, 32, 1, 2, 1] },
+    fn small(layers: usize) -> Benchmark {
+        Benchmark {
+            size: Size { name: "small", sizes: [16, 32, layers, 2, 1] },
             batch: 1,
             seq: 4,
             rank: 2,
@@ -307,7 +324,21 @@ mod tests {
             checkpointing: Checkpointing::OFF,
             precision: RunPrecision::F32,
             base_dtype: BaseDtype::Auto,
-        };
+        }
+    }
+
+    #[test]
+    fn a_device_proves_a_layer_of_what_is_timed() {
+        let (what, device) = (small(3), Device::flex());
+        let model = what.one_layer(&device).unwrap();
+        assert_eq!(model.model.layers.len(), 1);
+        assert!(model.linears().any(|(name, map)| name.ends_with("down_proj") && map.weight.dims() == [16, 32]));
+        assert_eq!(first_layer(&model, &what.size.shape(), Precision::F32, &device, &device), 0.0);
+    }
+
+    #[test]
+    fn a_report_has_the_keys_of_its_peers() {
+        let what = small(1);
         let counted = what.count(&Device::flex().autodiff(), tempfile::tempdir().unwrap().path()).unwrap();
         assert_eq!(counted.reads, 1, "a step waits for its device once, for the sums of its update");
         let report = what.run(&Device::flex().autodiff(), tempfile::tempdir().unwrap().path(), None).unwrap();

@@ -154,6 +154,9 @@ fn step_errors(case: &Case, model: &Yolo, images: Tensor<4>) -> (Vec<f32>, Vec<(
 /// What such rounding does to a gradient is found on the processor, in f32: a convolution by weights that are rounded to f16 is as wrong as one whose output
 /// is, each of its terms by half a unit in the eleventh bit at most. That is one rounding a layer, where images in f16 have four: of the convolution's output and of the
 /// normalised one, and of both their gradients. Independent errors add up as their squares, so twice as much is expected, and four times is the limit.
+///
+/// A loss is a number, whose error is small by chance too, so its limit follows from the rounding itself: at most 48 convolutions are one behind the other, each
+/// with two roundings forward by half a unit, 2^-11 of a number, at most; 9.8 times that by their squares, and twice as much is the limit.
 fn check_half(case: &Case, plain: &Device) {
     let autodiff = |device: &Device| image(case.pixels(), case.shape(), &device.clone().autodiff());
     let mut rounded = formula_weights();
@@ -167,7 +170,7 @@ fn check_half(case: &Case, plain: &Device) {
     let model = model_from(&formula_weights(), NC, plain);
     let (items, errors) = step_errors(case, &model, autodiff(plain).cast(FloatDType::F16));
     println!("{} in f16: items {items:?} reference {reference:?}", case.name);
-    assert!(worst_each(&items, reference) <= 1e-2, "{items:?}");
+    assert!(worst_each(&items, reference) <= 2.0 * (2.0 * 48.0f64).sqrt() / 2048.0, "{items:?}");
     for place in [errors.len() / 2, errors.len() - 1] {
         let ((error, name), (limit, _)) = (&errors[place], &simulated[place]);
         println!("{} in f16: gradient {place} of 183 by error: {error:.1e} at {name}, by weights in f16 {limit:.1e}", case.name);
@@ -286,10 +289,19 @@ fn random_objects_on_software_devices() {
     let theirs = |word: &str| launches.keys().find(|kernel| !ours(kernel) && kernel.to_lowercase().contains(word)).copied();
     assert_eq!(["conv", "matmul", "gemm"].map(theirs), [None; 3]);
 
+    check_launches(&device, 64, false);
+    if device.supports_dtype(FloatDType::F16) {
+        check_half(&plain(), &device);
+        // At the size of `plain`, whose kernels are there.
+        check_launches(&device, 96, true);
+    }
+}
+
+/// How often a step launches a kernel, and waits for the device.
+fn check_launches(device: &Device, imgsz: usize, half: bool) {
     let scratch = tempfile::tempdir().unwrap();
-    let counted = Benchmark { scale: Scale::N, batch: 2, imgsz: 64, classes: 4, steps: 1, boxes: 3, half: false }
-        .count(&device, scratch.path())
-        .unwrap();
+    let what = Benchmark { scale: Scale::N, batch: 2, imgsz, classes: 4, steps: 1, boxes: 3, half };
+    let counted = what.count(device, scratch.path()).unwrap();
     assert_eq!(counted.reads, 2);
     let step = counted.launches;
     let count: usize = step.values().sum();
@@ -297,12 +309,9 @@ fn random_objects_on_software_devices() {
     // of 63 and 57, of which some are here already.
     let of = |name: &str| step.iter().filter(|(kernel, _)| kernel.contains(name)).map(|(_, count)| count).sum::<usize>();
     let most = count + (63 - of("add_parts_kernel")) + (2 * 57 - of("norm_output_kernel"));
-    println!("{count} launches to a step, {most} at most in a larger one: {step:#?}");
+    println!("{count} launches to a step, f16 {half}, {most} at most in a larger one: {step:#?}");
     // Of them 44 fill arenas here, where a launch takes six tensors at a time. It was some 3,400.
-    assert!(most <= 800, "{most} launches to a step: {step:#?}");
-    if device.supports_dtype(FloatDType::F16) {
-        check_half(&plain(), &device);
-    }
+    assert!(most <= 800, "f16 {half}: {most} launches to a step: {step:#?}");
 }
 
 /// Bytes an image of a step in f32 with images of 64 pixels: what two images have more than one. And no launch of it is unknown but a few small ones.
@@ -337,7 +346,7 @@ fn bytes_of_a_step_are_counted() {
     // Two tensors of f32 are read and one is written, and there are a hundredth of the pixels.
     assert_eq!(of_an_image(&|counted| counted.work["sum of two"].bytes), 3 * 4 * (shortcuts + chains + maps + pyramid) / 100);
     // Together 10.5 MB by arithmetic: of a convolution's inputs three passes and of its outputs ten, joins, sums, pooling, doubling and the loss. Parts of weight
-    // gradients are cut by the batch.
+    // gradients are cut by the batch. What an update writes in the place of what it reads is of no image.
     let all = of_an_image(&|counted| counted.work.values().map(|done| done.bytes).sum());
     println!("{all} bytes an image: {counts:#?}");
     assert!((9_600_000..11_500_000).contains(&all), "{all} bytes an image");

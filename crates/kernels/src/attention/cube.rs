@@ -75,9 +75,11 @@ impl Shape {
         CubeCount::Static(lines.div_ceil(SIDE as usize) as u32, heads as u32, self.batch as u32)
     }
 
-    /// Multiplications and additions of so many products of all pairs, seen or not.
+    /// Multiplications and additions of so many products of the pairs that are seen in a row of one document: a query sees the keys up to its own. Of several
+    /// documents the host does not know how long they are.
     fn flops(&self, products: usize) -> u64 {
-        (2 * products * self.batch * self.heads * self.queries * self.keys * self.d) as u64
+        let pairs = self.queries * (2 * self.keys - self.queries + 1) / 2;
+        (2 * products * self.batch * self.heads * pairs * self.d) as u64
     }
 }
 

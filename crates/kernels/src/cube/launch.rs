@@ -46,8 +46,8 @@ macro_rules! launched {
 pub(crate) use launched;
 
 /// Launches a kernel with at least `$units` threads, and panics unless each tensor has as many numbers as stand beside it: all that the kernel can reach. They are
-/// of 32 bits, or of the type that stands behind, by which the kernel steps. A tensor that comes among the other arguments is one that replaces another of these,
-/// of its type and shape.
+/// of 32 bits, or of the type that stands behind, by which the kernel steps. A tensor that comes among the other arguments is one that replaces another of these
+/// (`pixels::replacement`), of its type and shape.
 macro_rules! launch {
     ($kernel:ident, $units:expr, [$(($tensor:expr, $reach:expr $(, $dtype:expr)?)),+ $(,)?] $(, $argument:expr)* $(,)?) => {{
         $crate::cube::launch::check_reach(

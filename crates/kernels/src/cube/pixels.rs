@@ -1,6 +1,7 @@
 //! Tensors on a CubeCL device as the kernels take them.
 
 use super::geometry::dims4;
+use super::trace::note_written;
 use crate::shapes::within;
 use burn::backend::DType;
 use burn::tensor::Shape;
@@ -25,8 +26,9 @@ pub(crate) fn like(x: &CubeTensor) -> CubeTensor {
 }
 
 /// The tensor that replaces the contiguous `old`, in its memory if nobody else holds that, and the argument that writes it. `position` is
-/// old's among the kernel's arguments.
+/// old's among the kernel's arguments. Its bytes are booked on the thread's next launch, which is to be the one that writes it.
 pub(crate) fn replacement(old: &CubeTensor, position: usize) -> (CubeTensor, TensorArg) {
+    note_written(old);
     if old.can_mut() {
         return (old.clone(), old.as_tensor_alias(position));
     }

@@ -22,7 +22,8 @@ pub type Work = BTreeMap<&'static str, Done>;
 pub struct Done {
     /// How many there were.
     pub launches: usize,
-    /// Bytes of the tensors they were given, each once: what must be read or written if a cache keeps what is read again.
+    /// Bytes of the tensors they were given, each once, and twice what is read and written in its place: what must be read or written if a cache keeps what is
+    /// read again.
     pub bytes: u64,
     /// Multiplications and additions of matrix products; of other kernels none are counted, memory is what bounds them.
     pub flops: u64,
@@ -71,6 +72,8 @@ thread_local! {
     /// In which [`Counted`] this thread has told of its next launch, or 0. An observer hears of a launch on the thread that makes it; a mark that was never
     /// taken, because a thread panicked before its launch or made it when nobody watched, is of no later one.
     static TOLD: Cell<u64> = const { Cell::new(0) };
+    /// In which [`Counted`] this thread has told of tensors that its next launch writes beside those it is told of with, and their bytes.
+    static WRITTEN: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
 }
 
 /// Notes are taken while it lives.
@@ -89,13 +92,28 @@ impl Drop for Counting {
     }
 }
 
+/// Bytes of a tensor's numbers.
+fn bytes(tensor: &CubeTensor) -> u64 {
+    (tensor.meta.shape().num_elements() * tensor.dtype.size()) as u64
+}
+
+/// The launch that this thread tells of next writes this tensor too.
+pub(crate) fn note_written(tensor: &CubeTensor) {
+    let counts = COUNTS.load(Ordering::Relaxed);
+    if counts != 0 {
+        let (number, before) = WRITTEN.take();
+        WRITTEN.set((counts, bytes(tensor) + if number == counts { before } else { 0 }));
+    }
+}
+
 /// The next launch of this thread is told of, by a name, what it is given and what it computes.
 pub(crate) fn note<'a>(kernel: &'static str, tensors: impl IntoIterator<Item = &'a CubeTensor>, flops: u64) {
     let counts = COUNTS.load(Ordering::Relaxed);
     if counts != 0 {
         TOLD.set(counts);
-        let size = |tensor: &CubeTensor| (tensor.meta.shape().num_elements() * tensor.dtype.size()) as u64;
-        let done = Done { launches: 1, bytes: tensors.into_iter().map(size).sum(), flops, ..Done::default() };
+        let (number, written) = WRITTEN.take();
+        let written = if number == counts { written } else { 0 };
+        let done = Done { launches: 1, bytes: tensors.into_iter().map(bytes).sum::<u64>() + written, flops, ..Done::default() };
         *WORK.lock().unwrap_or_else(PoisonError::into_inner).entry(kernel).or_default() += done;
     }
 }

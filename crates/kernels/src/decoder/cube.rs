@@ -51,9 +51,10 @@ impl DecoderOps for CubeBackend {
         if shared_memory_works(&x.device) {
             return row_grad(&plan, [x, weight, dy], None, epsilon);
         }
-        let (sums, (dx, to_dx)) = (plan.sums(&x, 2), replacement(&dy, 2));
+        let sums = plan.sums(&x, 2);
         let (all, width, threads) = (plan.numbers(), plan.width, plan.threads());
         launch!(rms_norm_grad_sums_kernel, threads, [(x, all), (weight, width), (dy, all), (sums, 2 * threads)], plan.rows());
+        let (dx, to_dx) = replacement(&dy, 2);
         launch!(
             rms_norm_data_grad_kernel,
             threads,
@@ -121,10 +122,11 @@ impl DecoderOps for CubeBackend {
         let [scores, mask] = [scores, mask].map(into_contiguous);
         let plan = Plan::new(&scores);
         let masking = || MaskingLaunch::new(scale as f32, heads * queries, queries, if held == 1 { 0 } else { queries });
-        let (sums, (p, to_p)) = (plan.sums(&scores, 2), replacement(&scores, 0));
+        let sums = plan.sums(&scores, 2);
         let masks = if held == 1 { 1 } else { batch };
         let (all, threads, masked) = (plan.numbers(), plan.threads(), masks * queries * plan.width);
         launch!(softmax_sums_kernel, threads, [(scores, all), (mask, masked), (sums, 2 * threads)], plan.rows(), masking(), true);
+        let (p, to_p) = replacement(&scores, 0);
         launch!(masked_softmax_kernel, threads, [(scores, all), (mask, masked), (sums, 2 * threads)], to_p, plan.rows(), masking());
         p
     }
@@ -135,9 +137,10 @@ impl DecoderOps for CubeBackend {
         }
         let [p, dp] = [p, dp].map(into_contiguous);
         let plan = Plan::new(&p);
-        let (sums, (dx, to_dx)) = (plan.sums(&p, 1), replacement(&dp, 1));
+        let sums = plan.sums(&p, 1);
         let (all, threads) = (plan.numbers(), plan.threads());
         launch!(products_kernel, threads, [(p, all), (dp, all), (sums, threads)], plan.rows());
+        let (dx, to_dx) = replacement(&dp, 1);
         launch!(masked_softmax_grad_kernel, threads, [(p, all), (dp, all), (sums, threads)], to_dx, plan.rows(), scale as f32);
         dx
     }
@@ -165,14 +168,13 @@ fn row_grad(plan: &Plan, [x, weight, dy]: [CubeTensor; 3], held: Option<CubeTens
         Some(held) => replacement(held, 3),
         None => replacement(&dy, 2),
     };
-    let added = held.is_some();
-    // Something must be bound that is not written.
-    let held = held.unwrap_or_else(|| x.clone());
-    let all = plan.numbers();
+    let (added, all) = (held.is_some(), plan.numbers());
+    // Something must be bound that is not written: of the weight the count has little.
+    let (held, numbers) = held.map_or_else(|| (weight.clone(), plan.width), |held| (held, all));
     launch!(
         rms_norm_row_grad_kernel,
         plan.rows * UNITS as usize,
-        [(x, all), (weight, plan.width), (dy, all), (held, all)],
+        [(x, all), (weight, plan.width), (dy, all), (held, numbers)],
         to_dx,
         plan.rows(),
         epsilon as f32,

@@ -138,8 +138,10 @@ fn map(
     let all = [like, b.tensor, left, right, beside[0], beside[1], &c];
     note(
         name,
-        [like, b.tensor, &c]
+        // `replacement` has told of C where something is added to.
+        [like, b.tensor]
             .into_iter()
+            .chain(onto.is_none().then_some(&c))
             .chain(low.iter().flat_map(|(left, right, _)| [left.tensor, right.tensor]))
             .chain(&onto)
             .chain(b.scales),

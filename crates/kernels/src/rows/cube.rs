@@ -9,7 +9,7 @@ use cubecl::prelude::*;
 
 use super::{RowOps, portable};
 use crate::cube::launch::{covers, launch};
-use crate::cube::pixels::{empty, replacement};
+use crate::cube::pixels::{empty, replacement, view};
 use crate::cube::softmax::{MaskingLaunch, log, softmax_of, softmax_sums_kernel};
 use crate::cube::stripes::{Plan, Rows, row};
 
@@ -79,12 +79,12 @@ fn losses_kernel<I: Int>(
 /// Of each stripe of the logits the maximum and the sum of exponentials.
 fn softmax_sums(logits: &CubeTensor, plan: &Plan) -> CubeTensor {
     let sums = plan.sums(logits, 2);
-    // No mask: the first row of the logits stands in for one that is not used.
+    // No mask: the first row of the logits, and no more for the count, stands in for one that is not used.
     let masking = MaskingLaunch::new(1.0, 1, 1, 0);
     launch!(
         softmax_sums_kernel,
         plan.threads(),
-        [(logits, plan.numbers()), (logits, plan.width), (sums, 2 * plan.threads())],
+        [(logits, plan.numbers()), (view(logits, 0, plan.width), plan.width), (sums, 2 * plan.threads())],
         plan.rows(),
         masking,
         false
@@ -118,8 +118,8 @@ impl RowOps for CubeBackend {
         }
         let [logits, targets] = [logits, targets].map(into_contiguous);
         let plan = Plan::new(&logits);
-        let (grad, to_grad) = replacement(&logits, 0);
         let (sums, loss) = (softmax_sums(&logits, &plan), empty(&logits, [plan.rows], DType::F32));
+        let (grad, to_grad) = replacement(&logits, 0);
         let integer = dtype_to_storage_type(targets.dtype);
         launch!(
             cross_entropy_kernel,

@@ -1,8 +1,9 @@
 //! Attention in tiles on the device against the composed one on the CPU in f64: results, gradients, launches.
 
-use crate::launches::{assert_ours, trace};
-use crate::support::{Numbers, cases, cube, device, flex64, numbers, on_each_device, on_swiftshader, pattern, relative};
+use crate::launches::{assert_ours, in_use, most_in_use, trace};
+use crate::support::{Numbers, cases, cube, data, device, flex64, numbers, on_each_device, on_swiftshader, pattern, relative};
 use bellows_kernels::attention::AttentionOps;
+use bellows_kernels::cube::{Counted, shared_memory_works};
 use burn::backend::ops::IntTensorOps;
 use burn::backend::{Backend, f16};
 use burn::tensor::{DType, TensorData};
@@ -138,4 +139,43 @@ fn launches_four_kernels_and_repeats() {
     let kernels = ["attend_kernel", "rows_kernel", "query_grad_kernel", "key_grad_kernel"];
     assert_ours(&trace(|| PACKED.all::<CubeBackend>(cube, &device())), &kernels.map(|name| (name, 1)));
     assert!(run() == first);
+}
+
+/// A query sees the keys up to its own, and products are counted of no others.
+#[test]
+fn pairs_that_are_seen_are_counted() {
+    if !on_swiftshader("attention::pairs_that_are_seen_are_counted") {
+        return;
+    }
+    let counted = Counted::of(|| Case { past: 5, documents: 1, ..PACKED }.all::<CubeBackend>(cube, &device())).1;
+    let pairs: u64 = (1..=70).map(|query| 5 + query).sum();
+    let of_heads = [("attention", 2), ("attention, gradient of queries", 3), ("attention, gradients of keys and values", 4)];
+    for (name, products) in of_heads {
+        assert_eq!(counted.work[name].flops, products * 2 * (2 * 6) * 64 * pairs, "{name}");
+    }
+}
+
+/// Beside operands and results there are three numbers to a row in memory, and nothing of the size of the scores, in both passes.
+#[test]
+fn nothing_of_all_pairs_is_in_memory() {
+    const HEADS: usize = 2;
+    const S: usize = 512;
+    const D: usize = 16;
+    /// Bytes of a matrix of all pairs of a head.
+    const SCORES: u64 = (4 * S * S) as u64;
+    if !on_swiftshader("attention::nothing_of_all_pairs_is_in_memory") {
+        return;
+    }
+    // A device is asked once, with tensors of its own.
+    assert!(shared_memory_works(&device()));
+    let [q, k, v, dy] = [1, 2, 3, 4].map(|stream| cube(data(stream, [1, HEADS, S, D])));
+    let first = CubeBackend::int_from_data(TensorData::new(vec![0i32; S], [1, S]), &device());
+    let operands = in_use(&device().client());
+    let most = most_in_use(|| {
+        let (y, logs) = CubeBackend::attend(q.clone(), k.clone(), v.clone(), first.clone(), 0.3);
+        CubeBackend::attend_grad(q.clone(), k.clone(), v.clone(), first.clone(), y, logs, dy.clone(), 0.3)
+    });
+    let results = (4 * 4 * HEADS * S * D) as u64;
+    eprintln!("> {operands} B of operands, {results} B of results, {most} B in use, {SCORES} B of a head's scores");
+    assert!(most.abs_diff(operands + results) < SCORES / 16, "{most} B");
 }

@@ -79,7 +79,7 @@ fn training_with_gemm_launches_no_convolution() {
     assert_eq!(products(&launched), 1 + 1, "{launched:?}");
 }
 
-fn in_use(client: &cubecl::client::Client) -> u64 {
+pub(crate) fn in_use(client: &cubecl::client::Client) -> u64 {
     client.memory_report(cubecl::MemoryScope::Device).usage().bytes_in_use
 }
 

@@ -8,6 +8,7 @@
 mod arena;
 mod attention;
 mod blocks;
+mod counts;
 mod decoder;
 mod dropout;
 mod figures;

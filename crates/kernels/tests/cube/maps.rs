@@ -5,7 +5,7 @@ use crate::half::{half, has_half};
 use crate::launches::{assert_ours, trace};
 use crate::support::{Numbers, cases, cube, data, device, flex, flex64, numbers, on_each_device, on_swiftshader, pattern, relative};
 use bellows_kernels::arena::ArenaOps;
-use bellows_kernels::cube::{launches, shared_memory_works};
+use bellows_kernels::cube::{Counted, launches, shared_memory_works};
 use bellows_kernels::maps::{MapOps, Maps, StoredMap, Wanted};
 use bellows_kernels::operands::Bias;
 use bellows_kernels::planes::Parts;
@@ -209,6 +209,21 @@ fn words_have_the_bits_of_dense_weights() {
         let [ours, theirs] =
             [case.run::<CubeBackend>(precision, packed, cube, numbers), case.run::<CubeBackend>(precision, dense, cube, numbers)];
         assert!(ours == theirs && ours.iter().all(|values| values.iter().any(|v| *v != 0.0)), "{precision:?}");
+    }
+}
+
+/// What a result is added to is read and written, each once.
+#[test]
+fn what_is_added_to_is_counted() {
+    if !on_swiftshader("maps::what_is_added_to_is_counted") {
+        return;
+    }
+    set_default_lowering(Lowering::Gemm);
+    let (x, y, weight) = (33 * 50, 33 * 131, 131 * 50);
+    for (onto, numbers) in [(false, x + weight + y), (true, x + weight + 2 * y)] {
+        let case = Case { rows: 33, input: 50, maps: vec![(131, 0)], bias: false, onto, held: false, turn: 0, words: false };
+        let counted = Counted::of(|| case.on_cube(Precision::F32)).1;
+        assert_eq!(counted.work["linear map"].bytes, 4 * numbers, "onto {onto}");
     }
 }
 

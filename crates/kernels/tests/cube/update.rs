@@ -9,8 +9,8 @@ use burn::tensor::TensorData;
 use burn_cubecl::CubeBackend;
 use burn_flex::Flex;
 
-const SGD: Sgd = Sgd { lr: 0.01, momentum: 0.937, decay: 5e-4 };
-const ADAM: Adam = Adam { rate: 0.002, beta1: 0.9, beta2: 0.999, root: 0.1, epsilon: 1e-8, decay: 5e-4, keep: 0.9995 };
+pub(crate) const SGD: Sgd = Sgd { lr: 0.01, momentum: 0.937, decay: 5e-4 };
+pub(crate) const ADAM: Adam = Adam { rate: 0.002, beta1: 0.9, beta2: 0.999, root: 0.1, epsilon: 1e-8, decay: 5e-4, keep: 0.9995 };
 
 fn whole(len: usize) -> Segments {
     Segments(vec![(0, 0..len)])

@@ -3,7 +3,7 @@
 use crate::adapter::{Adapter, AdapterKind, Backend};
 use crate::checks::{HALF_TOLERANCE, TOLERANCE};
 use crate::facts::{self, Facts, Kfd};
-use crate::known_issues;
+use crate::known_issues::{Known, known};
 use crate::options::ProbeOptions;
 use crate::probe;
 use crate::report::{PathReport, ProbeReport, Verdict};
@@ -21,17 +21,13 @@ pub fn doctor(request: &DeviceRequest, options: &ProbeOptions, out: &mut dyn Wri
     writeln!(out, "CPU         {}", facts::cpu_name())?;
     writeln!(out, "features    {}", facts::cpu_features().join(" "))?;
     let adapters = write_adapters(options, out)?;
-    let rocm = cfg!(feature = "rocm") || matches!(request, DeviceRequest::Rocm(_));
-    let facts = Facts { rocm, work: options.work, ..Facts::of_this_machine(&adapters) };
+    let facts = Facts::of_this_machine(&adapters);
+    let rocm = facts.rocm || matches!(request, DeviceRequest::Rocm(_));
+    let cuda = facts.cuda || matches!(request, DeviceRequest::Cuda(_));
+    let facts = Facts { rocm, cuda, work: options.work, ..facts };
     write_facts(&facts, out)?;
     writeln!(out, "\nknown issues")?;
-    let issues = known_issues::sentences(&facts);
-    for issue in &issues {
-        writeln!(out, "  - {issue}")?;
-    }
-    if issues.is_empty() {
-        writeln!(out, "  none for this machine")?;
-    }
+    write_issues(&facts, out)?;
     writeln!(out, "\n--device {request}")?;
     match select(request, options) {
         Ok(selected) => write_selected(&selected, out),
@@ -102,6 +98,16 @@ fn write_facts(facts: &Facts, out: &mut dyn Write) -> io::Result<()> {
         writeln!(out, "  no variable set that changes how drivers behave")?;
     }
     Ok(())
+}
+
+/// Each known issue, and below it who says so.
+fn write_issues(facts: &Facts, out: &mut dyn Write) -> io::Result<()> {
+    let mut none = true;
+    for Known { sentence, sources } in known(facts) {
+        none = false;
+        writeln!(out, "  - {sentence}\n    {}", sources.join(" "))?;
+    }
+    if none { writeln!(out, "  none for this machine") } else { Ok(()) }
 }
 
 fn write_selected(selected: &Selected, out: &mut dyn Write) -> io::Result<()> {

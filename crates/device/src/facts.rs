@@ -2,7 +2,7 @@
 //!
 //! Reads only. `/dev/kfd` is judged by its mode and our groups rather than opened, because opening it talks to the driver.
 
-use crate::adapter::Adapter;
+use crate::adapter::{Adapter, Backend};
 use crate::options::Work;
 use std::collections::BTreeMap;
 use std::fs;
@@ -42,6 +42,8 @@ pub(crate) struct Facts {
     pub(crate) gpu_reset: bool,
     /// Whether ROCm would be used: it is compiled in, or asked for.
     pub(crate) rocm: bool,
+    /// The same of CUDA.
+    pub(crate) cuda: bool,
     /// What a device is looked for.
     pub(crate) work: Work,
 }
@@ -51,7 +53,8 @@ impl Facts {
         let variables =
             std::env::vars_os().map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()));
         let names = adapters.iter().map(|adapter| adapter.name.clone()).collect();
-        Self { names, gpu_reset: kernel_log_tells_of_a_reset(), rocm: cfg!(feature = "rocm"), ..Self::read(Path::new("/"), variables) }
+        let (rocm, cuda) = (Backend::Rocm.built(), Backend::Cuda.built());
+        Self { names, gpu_reset: kernel_log_tells_of_a_reset(), rocm, cuda, ..Self::read(Path::new("/"), variables) }
     }
 
     fn read(root: &Path, variables: impl Iterator<Item = (String, String)>) -> Self {

@@ -1,6 +1,6 @@
 //! What is known about some cards and settings, as a pure function from facts to sentences; and what a crash message means.
 //!
-//! Each entry stands on public reports, named beside it. Where the reports disagree the sentence says "reported", not "is".
+//! Each entry stands on public reports, whose addresses `doctor` prints below it. Where the reports disagree the sentence says "reported", not "is".
 
 use crate::adapter::Adapter;
 use crate::facts::{Facts, Kfd, is_rdna1, names_rdna1};
@@ -9,34 +9,72 @@ use crate::options::Work;
 /// The HIP version `cubecl-hip-sys` in the lock file was generated from.
 const LINKED_HIP: &str = "7.14";
 
-/// One sentence for each known issue that `facts` match.
-pub(crate) fn sentences(facts: &Facts) -> Vec<String> {
-    ISSUES.iter().filter_map(|issue| issue(facts)).collect()
+/// What is known of a machine, in one sentence, and the addresses where that is from.
+pub(crate) struct Known {
+    pub(crate) sentence: String,
+    pub(crate) sources: &'static [&'static str],
 }
 
-type Issue = fn(&Facts) -> Option<String>;
+/// The known issues that `facts` match.
+pub(crate) fn known(facts: &Facts) -> impl Iterator<Item = Known> {
+    ISSUES.iter().filter_map(move |&(says, sources)| Some(Known { sentence: says(facts)?, sources }))
+}
 
-const ISSUES: [Issue; 20] = [
-    rdna1,
-    rdna1_override,
-    rdna2_override,
-    rdna2_bf16,
-    rdna2_compiler,
-    matrices_in_ci,
-    rdna4,
-    strix_halo,
-    radeon_860m,
-    integrated_radeon,
-    xe3,
-    frozen_base,
-    apple_m1,
-    radv,
-    rocm_version,
-    miopen,
-    kfd,
-    reset,
-    llvmpipe,
-    swiftshader,
+/// What says a sentence where it is so, and whose reports or words it stands on.
+type Issue = (fn(&Facts) -> Option<String>, &'static [&'static str]);
+
+static ISSUES: [Issue; 22] = [
+    (
+        rdna1,
+        &[
+            "https://github.com/ROCm/ROCm/issues/2527",
+            "https://github.com/lamikr/rocm_sdk_builder/issues/98",
+            "https://github.com/ggml-org/llama.cpp/issues/15846",
+            "https://github.com/ggml-org/llama.cpp/issues/10710",
+            "https://github.com/unslothai/unsloth/issues/8529",
+            "https://github.com/unslothai/unsloth/pull/8577",
+            "https://github.com/unslothai/unsloth/issues/9138",
+        ],
+    ),
+    (rdna1_override, &["https://github.com/ROCm/ROCm/issues/887"]),
+    (
+        rdna2_override,
+        &[
+            "https://docs.rs/crate/cubecl-hip/0.11.3/source/README.md",
+            "https://github.com/ollama/ollama/issues/12111",
+            "https://github.com/ROCm/MIOpen/issues/3540",
+        ],
+    ),
+    (rdna2_bf16, &["https://github.com/unslothai/unsloth/issues/7922"]),
+    (rdna2_compiler, &["https://github.com/ggml-org/llama.cpp/issues/27275"]),
+    (matrices_in_ci, &["https://github.com/ROCm/TheRock/issues/5883"]),
+    (rdna4, &["https://github.com/ROCm/TheRock/issues/7699"]),
+    (
+        several_amd,
+        &[
+            "https://github.com/ROCm/rccl/issues/1129",
+            "https://github.com/hiyouga/LlamaFactory/issues/6271",
+            "https://github.com/ultralytics/ultralytics/issues/6291",
+            "https://github.com/ggml-org/llama.cpp/issues/27825",
+        ],
+    ),
+    (strix_halo, &["https://github.com/unslothai/unsloth/issues/11184"]),
+    (radeon_860m, &["https://github.com/GPUOpen-Drivers/AMDVLK/issues/422"]),
+    (
+        integrated_radeon,
+        &["https://github.com/ultralytics/ultralytics/issues/17840", "https://github.com/ultralytics/ultralytics/issues/20151"],
+    ),
+    (xe3, &["https://github.com/tracel-ai/cubecl/pull/1444", "https://gitlab.freedesktop.org/mesa/mesa/-/issues/15932"]),
+    (cuda_convolutions, &["https://github.com/tracel-ai/burn/issues/4598"]),
+    (frozen_base, &["https://github.com/tracel-ai/burn/issues/5162"]),
+    (apple_m1, &["https://github.com/tracel-ai/burn/issues/5351"]),
+    (radv, &["https://github.com/tracel-ai/cubecl/issues/1336"]),
+    (rocm_version, &["https://crates.io/crates/cubecl-hip-sys"]),
+    (miopen, &["https://rocm.docs.amd.com/projects/MIOpen/en/latest/reference/env_variables.html"]),
+    (kfd, &["https://rocm.docs.amd.com/projects/install-on-linux/en/latest/install/prerequisites.html"]),
+    (reset, &["https://docs.kernel.org/gpu/drm-uapi.html#device-reset"]),
+    (llvmpipe, &["https://github.com/tracel-ai/burn/issues/4211"]),
+    (swiftshader, &["https://docs.rs/crate/cubecl-spirv/0.11.3/source/src/ops/memory.rs"]),
 ];
 
 fn say(when: bool, sentence: &str) -> Option<String> {
@@ -45,8 +83,7 @@ fn say(when: bool, sentence: &str) -> Option<String> {
 
 const OVERRIDE: &str = "HSA_OVERRIDE_GFX_VERSION";
 
-/// ROCm#2527, rocm_sdk_builder#98, llama.cpp#15846, #10710, unsloth#8529 (an RX 5700 XT); for what has changed unsloth#8577, which quotes TheRock's table of
-/// cards, and #9138 (an RX 5600 XT).
+/// What has changed is from unsloth#8577, which quotes TheRock's table of cards, and #9138 (an RX 5600 XT).
 fn rdna1(facts: &Facts) -> Option<String> {
     let own = match facts.work {
         Work::Detector | Work::HalfDetector => "Direct convolutions are not tried unless asked for with `--conv direct`.",
@@ -62,7 +99,7 @@ fn rdna1(facts: &Facts) -> Option<String> {
 }
 
 /// Why Burn's own convolutions must not even be tried on `adapter`, on a machine with these AMD GPUs: hangs that take the machine with
-/// them cannot be contained by a child process. gfx101x: the reports above `rdna1`, and users of this program with an RX 5600 XT.
+/// them cannot be contained by a child process. gfx101x: the reports of `rdna1`, and users of this program with an RX 5600 XT.
 pub(crate) fn direct_convolutions(adapter: &Adapter, gfx: &[u32]) -> Option<String> {
     // With other AMD GPUs in the machine only the name can tell which one this is.
     let alone = adapter.is_amd() && !gfx.is_empty() && gfx.iter().all(|version| is_rdna1(*version));
@@ -74,14 +111,13 @@ pub(crate) fn direct_convolutions(adapter: &Adapter, gfx: &[u32]) -> Option<Stri
     })
 }
 
-/// ROCm#887.
 fn rdna1_override(facts: &Facts) -> Option<String> {
     let value = facts.variables.get(OVERRIDE)?;
     let crashing = facts.has_rdna1() && value.starts_with("10.3");
     crashing.then(|| format!("{OVERRIDE}={value} on RDNA1 is known to crash the RX 5700: unset it (10.1.0 is what others use)."))
 }
 
-/// cubecl-hip's README; ollama#12111, MIOpen#3540 for the danger.
+/// The README of cubecl-hip asks for it; the danger is from the two others.
 fn rdna2_override(facts: &Facts) -> Option<String> {
     let needs = facts.gfx.iter().find(|version| (100_301..=100_306).contains(*version))?;
     let gfx = format!("gfx103{:x}", needs % 100);
@@ -97,7 +133,7 @@ fn rdna2_override(facts: &Facts) -> Option<String> {
     }
 }
 
-/// unsloth#7922: an RX 6600.
+/// An RX 6600.
 fn rdna2_bf16(facts: &Facts) -> Option<String> {
     say(
         facts.rocm && facts.gfx.contains(&100_302),
@@ -105,7 +141,6 @@ fn rdna2_bf16(facts: &Facts) -> Option<String> {
     )
 }
 
-/// llama.cpp#27275.
 fn rdna2_compiler(facts: &Facts) -> Option<String> {
     let found = facts.rocm_version.as_ref().filter(|found| facts.rocm && found.starts_with("7.1."))?;
     let matches = facts.gfx.contains(&100_300);
@@ -116,7 +151,7 @@ fn rdna2_compiler(facts: &Facts) -> Option<String> {
     })
 }
 
-/// TheRock#5883, of AMD's own machines: PyTorch's smoke test of a matrix product, on gfx1150, and until 2026-07 on gfx1153 and some of gfx120x.
+/// Of AMD's own machines: PyTorch's smoke test of a matrix product, on gfx1150, and until 2026-07 on gfx1153 and some of gfx120x.
 fn matrices_in_ci(facts: &Facts) -> Option<String> {
     let listed = |version: &u32| matches!(version, 110_500 | 110_503 | 120_000 | 120_001);
     say(
@@ -126,7 +161,7 @@ fn matrices_in_ci(facts: &Facts) -> Option<String> {
     )
 }
 
-/// TheRock#7699: an RX 9070.
+/// An RX 9070.
 fn rdna4(facts: &Facts) -> Option<String> {
     let card = facts.gfx.contains(&120_001) || facts.names.iter().any(|name| name.contains("RX 9070"));
     say(
@@ -136,7 +171,16 @@ fn rdna4(facts: &Facts) -> Option<String> {
     )
 }
 
-/// unsloth#11184: a Radeon 8060S, with memory of its processor's.
+/// Two RX 7900 XTX among others. The kernel counts graphics within a processor too, which is no harm.
+fn several_amd(facts: &Facts) -> Option<String> {
+    say(
+        facts.gfx.len() > 1,
+        "several AMD GPUs: training on more than one of them with ROCm is reported to hang, or to use one alone; ranks of this program have a \
+         card each and exchange through the host's memory, without RCCL and without copies from card to card.",
+    )
+}
+
+/// A Radeon 8060S, with memory of its processor's.
 fn strix_halo(facts: &Facts) -> Option<String> {
     let card = facts.gfx.contains(&110_501) || facts.names.iter().any(|name| name.contains("8060S"));
     say(
@@ -145,7 +189,7 @@ fn strix_halo(facts: &Facts) -> Option<String> {
     )
 }
 
-/// AMDVLK#422: a Radeon 860M. The extension and the feature are announced, and the list of sizes ends the process.
+/// The extension and the feature are announced, and the list of sizes ends the process.
 fn radeon_860m(facts: &Facts) -> Option<String> {
     say(
         facts.names.iter().any(|name| name.contains("860M") && !name.contains("RADV")),
@@ -154,7 +198,7 @@ fn radeon_860m(facts: &Facts) -> Option<String> {
     )
 }
 
-/// ultralytics#17840 (an AMD GPU beside its processor, through Vulkan and NCNN) and #20151 (a Radeon 680M, through ONNX).
+/// An AMD GPU beside its processor, through Vulkan and NCNN, and a Radeon 680M, through ONNX.
 fn integrated_radeon(facts: &Facts) -> Option<String> {
     say(
         facts.names.iter().any(|name| name.contains("680M")),
@@ -162,7 +206,7 @@ fn integrated_radeon(facts: &Facts) -> Option<String> {
     )
 }
 
-/// cubecl#1444 and mesa#15932: an Arc B390 (Panther Lake), and Wildcat Lake, which has the same units. CubeCL 0.11.3 does not leave them out.
+/// An Arc B390 (Panther Lake), and Wildcat Lake, which has the same units. CubeCL 0.11.3 does not leave them out.
 fn xe3(facts: &Facts) -> Option<String> {
     let card = |name: &String| ["B390", "(PTL)", "(WCL)", "Panther Lake", "Wildcat Lake"].iter().any(|word| name.contains(word));
     say(
@@ -172,7 +216,17 @@ fn xe3(facts: &Facts) -> Option<String> {
     )
 }
 
-/// burn#5162 (open, Burn 0.21): Metal, and an RTX 4090 through Vulkan; clean where the input wants a gradient too.
+/// A Quadro RTX 6000 with Burn 0.20: 1,240 ms to PyTorch's 34.
+fn cuda_convolutions(facts: &Facts) -> Option<String> {
+    let makes = ["NVIDIA", "GeForce", "Quadro", "TITAN"];
+    say(
+        facts.cuda && !facts.work.of_words() && facts.names.iter().any(|name| makes.iter().any(|make| name.contains(make))),
+        "CUDA: a training step of a small detector (YOLOX-nano) by Burn's convolutions is reported to take 36 times what PyTorch's \
+         takes; they are `--conv direct`, and `auto` where a card has matrix units; `--conv gemm` are our own.",
+    )
+}
+
+/// Open, of Burn 0.21: Metal, and an RTX 4090 through Vulkan; clean where the input wants a gradient too.
 fn frozen_base(facts: &Facts) -> Option<String> {
     let cards = ["RTX 4090", "Apple"];
     say(
@@ -182,7 +236,7 @@ fn frozen_base(facts: &Facts) -> Option<String> {
     )
 }
 
-/// burn#5351 (closed): an M1 Max, where newer ones were right.
+/// Closed: an M1 Max, where newer ones were right.
 fn apple_m1(facts: &Facts) -> Option<String> {
     say(
         facts.work.of_words() && facts.names.iter().any(|name| name.contains("Apple M1")),
@@ -191,7 +245,7 @@ fn apple_m1(facts: &Facts) -> Option<String> {
     )
 }
 
-/// cubecl#1336 (open; of AMD cards and CubeCL 0.10, its maintainers could not repeat it). Mesa writes RADV into the names of adapters.
+/// Open; of AMD cards and CubeCL 0.10, its maintainers could not repeat it. Mesa writes RADV into the names of adapters.
 fn radv(facts: &Facts) -> Option<String> {
     say(
         facts.names.iter().any(|name| name.contains("RADV")),
@@ -232,7 +286,7 @@ fn reset(facts: &Facts) -> Option<String> {
     say(facts.gpu_reset, "the kernel's log tells of a GPU reset since boot: if the probe fails, reboot before judging the card.")
 }
 
-/// burn#4211 and this project's own runs on Mesa 22.3.
+/// This project's own runs on Mesa 22.3, too.
 fn llvmpipe(facts: &Facts) -> Option<String> {
     say(
         facts.names.iter().any(|name| name.contains("llvmpipe")),
@@ -280,6 +334,10 @@ mod tests {
     use super::*;
     use crate::adapter::{AdapterKind, Backend, tests::adapter};
 
+    fn sentences(facts: &Facts) -> Vec<String> {
+        known(facts).map(|known| known.sentence).collect()
+    }
+
     fn facts(gfx: u32, variables: &[(&str, &str)]) -> Facts {
         let variables = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
         Facts { gfx: vec![gfx], variables, kfd: Kfd::Usable, rocm: true, ..Facts::default() }
@@ -289,6 +347,18 @@ mod tests {
     fn nothing_is_said_without_reason() {
         assert_eq!(sentences(&Facts::default()), Vec::<String>::new());
         assert_eq!(sentences(&facts(110_000, &[])), Vec::<String>::new());
+    }
+
+    #[test]
+    fn every_issue_has_a_source() {
+        for (_, sources) in &ISSUES {
+            assert!(!sources.is_empty());
+            for source in *sources {
+                assert!(source.starts_with("https://") && !source.contains(char::is_whitespace), "{source}");
+            }
+        }
+        let told: Vec<_> = known(&facts(100_100, &[(OVERRIDE, "10.3.0")])).collect();
+        assert!(told[0].sources.len() > 1 && told[1].sources == ["https://github.com/ROCm/ROCm/issues/887"]);
     }
 
     #[test]
@@ -384,6 +454,11 @@ mod tests {
         assert!(with(100_300, "7.1.1-38").contains("comgr") && !with(100_300, "6.3.1").contains("comgr"));
         assert!(!with(110_000, "7.1.1").contains("comgr"));
         assert!(last(&facts(120_001, &[])).contains("hipBLASLt"));
+        let two = Facts { gfx: vec![110_000, 110_000], ..facts(110_000, &[]) };
+        assert!(sentences(&two).len() == 1 && last(&two).starts_with("several AMD GPUs"));
+        let of_cuda = |name: &str, work| last(&Facts { names: vec![name.into()], cuda: true, work, ..Facts::default() });
+        assert!(of_cuda("NVIDIA GeForce RTX 3060", Work::Detector).contains("`--conv direct`"));
+        assert_eq!(of_cuda("NVIDIA GeForce RTX 3060", Work::LanguageModel) + &of_cuda("Intel Arc", Work::Detector), "");
         for version in [110_500, 120_000] {
             assert!(last(&facts(version, &[])).contains("test machines"));
         }

@@ -29,7 +29,7 @@ pub struct LearnerConfig {
     pub beta2: Option<f64>,
     /// What keeps Adam's and AdamW's division from being one by 0.
     pub eps: f64,
-    /// How the loss is scaled, for a task with products in f16; not at all if `None`.
+    /// How the loss is scaled, for a task with numbers in f16; not at all if `None`.
     pub loss_scaling: Option<LossScaling>,
     /// Keep what is trained rounded to f16.
     pub trains_f16: bool,
@@ -118,10 +118,7 @@ impl LearnerConfig {
             Schedule::Epochs(s) => (s.lr0, s.momentum, s.nbs),
             Schedule::Updates(s) => (s.lr, s.momentum, s.accumulate),
         };
-        let scale = match self.loss_scaling {
-            Some(LossScaling::Static(scale)) => Some(scale),
-            _ => None,
-        };
+        let scale = self.loss_scaling.map(LossScaling::first);
         let checks = [
             (self.epochs > 0, "epochs", self.epochs.to_string(), "at least 1"),
             (self.schedule.batch() > 0, "batch", self.schedule.batch().to_string(), "at least 1"),

@@ -238,6 +238,14 @@ impl Layout {
         arrange.out
     }
 
+    /// Gradients of a scaled loss, in the order of the entries, divided by the scale: a launch for each arena and none for each tensor.
+    pub fn unscaled(&self, grads: Vec<Option<Tensor<1>>>, scale: f64) -> Vec<Option<Tensor<1>>> {
+        let there: Vec<bool> = grads.iter().map(Option::is_some).collect();
+        let mut arenas = self.gather(grads);
+        arenas.iter_mut().flatten().for_each(|arena| arena.inplace(|g| g.div_scalar(scale)));
+        self.scatter(&arenas).into_iter().zip(there).map(|(grad, there)| grad.filter(|_| there)).collect()
+    }
+
     /// Replaces the tensors for which there is a value; the others and every `require_grad` stay.
     pub fn assign<M: Module>(&self, model: M, values: Vec<Option<Tensor<1>>>) -> M {
         struct Assign<'a> {

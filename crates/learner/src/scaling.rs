@@ -1,10 +1,9 @@
-//! The loss scale of products in f16, whose smallest numbers gradients fall below: the loss is multiplied by it, and what comes of that divided
+//! The loss scale of a run with numbers in f16, below whose smallest gradients fall: the loss is multiplied by it, and what comes of that divided
 //! again, before anything else is done with gradients (Micikevicius et al. 2018).
 
 use serde::{Deserialize, Serialize};
 
-/// What a dynamic scale begins with, and after how many updates without an overflow it is doubled: PyTorch's numbers.
-const FIRST: f64 = 65_536.0;
+/// After how many updates without an overflow a dynamic scale is doubled: PyTorch's number.
 const CLEAN: u32 = 2000;
 /// Batches in a row that a dynamic scale may take to come down before it is no longer the scale that is wrong.
 const OVERFLOWS: u32 = 10;
@@ -15,15 +14,31 @@ pub enum LossScaling {
     /// By this.
     Static(f64),
     /// By as much as can be: halved by every overflow, doubled after 2000 updates without one.
-    Dynamic,
+    Dynamic {
+        /// What it begins with.
+        first: f64,
+        /// What it is not halved below.
+        least: f64,
+    },
 }
 
 impl LossScaling {
+    /// PyTorch's: it begins far too large, and is never less than a loss that is not scaled.
+    pub const DYNAMIC: Self = Self::Dynamic { first: 65_536.0, least: 1.0 };
+
+    /// What a run begins with.
+    pub(crate) fn first(self) -> f64 {
+        match self {
+            Self::Static(scale) => scale,
+            Self::Dynamic { first, .. } => first,
+        }
+    }
+
     /// Batches in a row that may be skipped before something is done about it, instead of `others`.
     pub(crate) fn patience(self, others: u32) -> u32 {
         match self {
             Self::Static(_) => others,
-            Self::Dynamic => OVERFLOWS,
+            Self::Dynamic { .. } => OVERFLOWS,
         }
     }
 }
@@ -40,17 +55,13 @@ pub struct LossScale {
 impl LossScale {
     /// What a run begins with.
     pub(crate) fn first(scaling: LossScaling) -> Self {
-        let scale = match scaling {
-            LossScaling::Static(scale) => scale,
-            LossScaling::Dynamic => FIRST,
-        };
-        Self { scale, clean: 0 }
+        Self { scale: scaling.first(), clean: 0 }
     }
 
     /// After an update.
     pub(crate) fn updated(&mut self, scaling: LossScaling) {
         self.clean += 1;
-        if scaling == LossScaling::Dynamic && self.clean >= CLEAN {
+        if matches!(scaling, LossScaling::Dynamic { .. }) && self.clean >= CLEAN {
             *self = Self { scale: self.scale * 2.0, clean: 0 };
         }
     }
@@ -58,23 +69,26 @@ impl LossScale {
     /// After a batch of which something was not finite.
     pub(crate) fn overflowed(&mut self, scaling: LossScaling) {
         self.clean = 0;
-        if scaling == LossScaling::Dynamic {
-            self.scale = (self.scale * 0.5).max(1.0);
+        if let LossScaling::Dynamic { least, .. } = scaling {
+            self.scale = (self.scale * 0.5).max(least);
         }
     }
 }
 
 #[test]
 fn a_dynamic_scale_goes_down_at_once_and_up_slowly() {
-    let mut scale = LossScale::first(LossScaling::Dynamic);
-    scale.overflowed(LossScaling::Dynamic);
-    assert_eq!(scale, LossScale { scale: 32_768.0, clean: 0 });
-    (1..CLEAN).for_each(|_| scale.updated(LossScaling::Dynamic));
-    assert_eq!(scale, LossScale { scale: 32_768.0, clean: CLEAN - 1 });
-    scale.updated(LossScaling::Dynamic);
-    assert_eq!(scale, LossScale { scale: 65_536.0, clean: 0 });
-    (0..40).for_each(|_| scale.overflowed(LossScaling::Dynamic));
-    assert_eq!(scale.scale, 1.0);
+    for (scaling, first, least) in [(LossScaling::DYNAMIC, 65_536.0, 1.0), (LossScaling::Dynamic { first: 1.0, least: 0.125 }, 1.0, 0.125)]
+    {
+        let mut scale = LossScale::first(scaling);
+        scale.overflowed(scaling);
+        assert_eq!(scale, LossScale { scale: first / 2.0, clean: 0 });
+        (1..CLEAN).for_each(|_| scale.updated(scaling));
+        assert_eq!(scale, LossScale { scale: first / 2.0, clean: CLEAN - 1 });
+        scale.updated(scaling);
+        assert_eq!(scale, LossScale { scale: first, clean: 0 });
+        (0..40).for_each(|_| scale.overflowed(scaling));
+        assert_eq!(scale.scale, least);
+    }
     for scale in [1024.0, 0.5] {
         let (scaling, mut fixed) = (LossScaling::Static(scale), LossScale::first(LossScaling::Static(scale)));
         fixed.overflowed(scaling);

@@ -1,8 +1,8 @@
 //! Nothing that is not finite reaches weights, moments, statistics or EMA (contract P6, test T8).
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-use crate::toy::{self, config, data, learner, no_poison};
-use bellows_learner::{LearnError, LearnerConfig, Schedule};
+use crate::toy::{self, config, data, ending, learner, no_poison};
+use bellows_learner::{LearnError, LearnerConfig, LossScale, LossScaling, Outcome, Schedule};
 
 #[test]
 fn a_poisoned_batch_leaves_everything_as_it_was() {
@@ -46,6 +46,36 @@ impl bellows_learner::Observer for StopAtSkip {
             self.0.store(true, std::sync::atomic::Ordering::SeqCst);
         }
     }
+}
+
+#[test]
+fn overflows_that_a_scale_answers_go_back_nowhere_and_it_is_resumed() {
+    // One more in a row than a run without a scale bears.
+    fn poison(epoch: usize, position: usize) -> bool {
+        epoch == 1 && (4..8).contains(&position)
+    }
+    let scaled = || LearnerConfig { loss_scaling: Some(LossScaling::Dynamic { first: 1.0, least: 1.0 / 1024.0 }), ..config() };
+    let [whole, parts, plain] = [(); 3].map(|()| tempfile::tempdir().unwrap());
+    let mut run = learner(whole.path(), scaled(), poison);
+    assert_eq!(run.fit(&data()).unwrap(), Outcome::Finished);
+    let counters = &run.state().counters;
+    assert_eq!((counters.skipped, counters.rollbacks, counters.lr_scale), (4, 0, 1.0));
+    let scale = counters.loss_scale.unwrap();
+    assert!(scale.scale == 0.0625 && scale.clean > 0, "{scale:?}");
+
+    let flag = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let mut first = learner(parts.path(), scaled(), poison);
+    first.observe(StopAtSkip(flag.clone())).stop_when(flag);
+    assert_eq!(first.fit(&data()).unwrap(), Outcome::Interrupted);
+    assert_eq!(first.state().counters.loss_scale, Some(LossScale { scale: 0.5, clean: 0 }));
+    let mut second = learner(parts.path(), scaled(), poison);
+    second.resume().unwrap();
+    assert_eq!(second.fit(&data()).unwrap(), Outcome::Finished);
+    assert!(ending(whole.path()) == ending(parts.path()));
+
+    let mut without = learner(plain.path(), config(), poison);
+    assert_eq!(without.fit(&data()).unwrap(), Outcome::Finished);
+    assert_eq!((without.state().counters.rollbacks, without.state().counters.loss_scale), (1, None));
 }
 
 #[test]

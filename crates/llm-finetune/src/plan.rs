@@ -17,7 +17,7 @@ use serde_json::json;
 use crate::args::PlanArgs;
 use crate::presets::settings;
 use crate::prove::by;
-use crate::settle::storage;
+use crate::settle::{storage, widened};
 use crate::train::{data_paths, open_data, open_tokenizer, pick_template};
 
 /// The share of a card's published rate that training reaches: an assumption, for none was at hand. Others report 15 to 35 %.
@@ -55,9 +55,13 @@ pub(crate) fn plan(args: &PlanArgs) -> Result<(), Failure> {
     // A limit is a question here, and no reason to refuse.
     let plan = question.choose(target.memory)?;
     let answer = Answer::new(&question, plan, &target, room)?;
-    match args.json {
-        true => say(&answer.json().to_string()),
-        false => answer.tell(&name, &target),
+    if args.json {
+        say(&answer.json().to_string());
+        return Ok(());
+    }
+    answer.tell(&name, &target);
+    if args.size.is_none() {
+        widened(&question.config, storage)?.iter().for_each(|line| say(line));
     }
     Ok(())
 }

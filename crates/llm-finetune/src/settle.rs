@@ -21,6 +21,14 @@ pub(crate) fn storage(config: &SftConfig, place: Place) -> Result<Storage, Failu
     }
 }
 
+/// What is told of a base that is kept larger than its file has it.
+pub(crate) fn widened(config: &SftConfig, kept: Storage) -> Result<Option<String>, Failure> {
+    match config.model.as_str() {
+        "tiny" => Ok(None),
+        model => Ok(Base::widened(&describe(model, config.offline, &mut note)?, config.base_dtype, config.keeps_maps(), kept)),
+    }
+}
+
 /// The settings of a run with `auto` settled, and its plan; those of an adapter that it goes on from are the adapter's.
 ///
 /// # Errors
@@ -43,6 +51,7 @@ pub(crate) fn settle_memory(
     let there = free.map(|bytes| format!(" of {:.2} there are", bytes / 1e9)).unwrap_or_default();
     let rerun = question.config.gradient_checkpointing.of(layers);
     say(&format!("memory: {:.2} GB planned{there}; {rerun} of {layers} layers are run again in the backward pass", plan.peak() / 1e9));
+    widened(&question.config, storage)?.iter().for_each(|line| say(line));
     if free.is_some_and(|bytes| plan.peak() > bytes) {
         say("warning: that may not fit; `llm-finetune plan` with the same settings says what would");
     }

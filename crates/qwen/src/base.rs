@@ -309,6 +309,19 @@ impl Base {
             (Place::Processor, [layers, rows]) => Storage::Mixed { layers, rows },
         }
     }
+
+    /// What is told of a `.gguf` file of which [`storage`](Self::storage) says that [`BaseDtype::Auto`] keeps `frozen` maps larger than the file has them, as on a
+    /// card, whose products do not read its blocks: how many times as large, and what holds less. `None` of any other.
+    pub fn widened(path: &Path, dtype: BaseDtype, frozen: bool, kept: Storage) -> Option<String> {
+        if dtype != BaseDtype::Auto || !frozen || !path.is_file() {
+            return None;
+        }
+        let times = kept.bytes([1, 1]) / blocks_of(path).bytes([1, 1]);
+        let told = || {
+            format!("the base becomes f32 on a card, {times:.1} times what its layers are in the file: --base-dtype int8 or nf4 holds less")
+        };
+        (times > 1.0).then(told)
+    }
 }
 
 /// The bytes a weight that the matrices of a GGUF's layers take on average.

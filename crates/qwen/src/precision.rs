@@ -83,7 +83,7 @@ impl RunPrecision {
     /// How the loss is scaled, where `scale` (`dynamic`, or a number) applies.
     pub fn loss_scaling(self, scale: &str) -> Option<LossScaling> {
         match (self, scale) {
-            (Self::Fp16, "dynamic") => Some(LossScaling::Dynamic),
+            (Self::Fp16, "dynamic") => Some(LossScaling::DYNAMIC),
             (Self::Fp16, number) => number.parse().ok().map(LossScaling::Static),
             _ => None,
         }

@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicBool;
 use crate::support::{ending, error, examples, host, model, scatter, settings, shape, tokenizer};
 use bellows_chat::Template;
 use bellows_kernels::Precision;
-use bellows_learner::memory::peak_memory;
+use bellows_learner::memory::{Place, peak_memory};
 use bellows_learner::{Draw, Layout, Outcome, Stopwatch, Task};
 use bellows_qwen::arch::Architecture;
 use bellows_qwen::base::{Base, BaseError, random};
@@ -137,6 +137,13 @@ fn a_ggufs_own_blocks_are_the_values_they_stand_for() {
         assert!(in_blocks(&kept) == in_blocks(&blocks) && logits(&kept, &shape) == logits(&values, &shape));
         let in_f16 = values.model.embed_tokens.weight.val().dtype() == DType::F16;
         assert_eq!(in_f16, preset == Preset::F16, "{}: f16 stays f16, and what blocks stand for is in no 16 bits", preset.name());
+        // On a card it makes them f32, which is told.
+        let told = |dtype, place| Base::widened(&file, dtype, true, Base::storage(&file, dtype, true, place));
+        let said = told(BaseDtype::Auto, Place::Card).unwrap();
+        assert!(said.contains("becomes f32") && said.ends_with("--base-dtype int8 or nf4 holds less"), "{said}");
+        assert_eq!(said.contains(" 2.0 times"), preset == Preset::F16, "{said}");
+        assert_eq!(told(BaseDtype::Auto, Place::Processor), None);
+        assert_eq!([BaseDtype::F32, BaseDtype::Nf4, BaseDtype::Gguf].map(|dtype| told(dtype, Place::Card)), [None, None, None]);
         let nf4 = Base::open_as(&file, BaseDtype::Nf4, &device).unwrap().model;
         let e = error(&logits(&nf4, &shape), &logits(&values, &shape));
         assert!(e > 0.0 && e < 0.4, "{e:e}");

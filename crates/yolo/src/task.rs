@@ -5,12 +5,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-use bellows_learner::{Draw, EvalContext, Evaluation, Group, Rng, Role, RunFile, StepOutput, Task, TaskError, Unreadable, epoch_order};
+use bellows_learner::{
+    Draw, EvalContext, Evaluation, Group, Layout, Rng, Role, RunFile, Stage, StepOutput, Stopwatch, Task, TaskError, Unreadable,
+    epoch_order,
+};
 use bellows_shards::Order;
 use burn::data::dataset::Dataset;
 use burn::tensor::module::interpolate;
 use burn::tensor::ops::{InterpolateMode, InterpolateOptions};
-use burn::tensor::{Device, FloatDType};
+use burn::tensor::{Device, FloatDType, Tensor};
 
 use crate::config::{STRIDE, TrainConfig};
 use crate::data::batch::{collate, multi_scale, readable};
@@ -50,6 +53,8 @@ pub struct DetectionTask {
     pub(crate) stages: Stages,
     /// Which items could not be read.
     pub(crate) told: Told,
+    /// What the Learner scales the loss by.
+    pub(crate) scale: LossFactor,
     /// With `rect`, the batches of training.
     pub rect: Option<Rect>,
     /// With `sampler`, the running sums of how often each sample is taken; else empty.
@@ -72,6 +77,25 @@ impl Told {
     /// Whether `words` are said for the first time.
     fn is_new(&self, words: String) -> bool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(words)
+    }
+}
+
+/// A factor of the loss: the bits of an f64, 1 until another is told.
+pub(crate) struct LossFactor(AtomicU64);
+
+impl Default for LossFactor {
+    fn default() -> Self {
+        Self(AtomicU64::new(1f64.to_bits()))
+    }
+}
+
+impl LossFactor {
+    fn set(&self, factor: f64) {
+        self.0.store(factor.to_bits(), Ordering::Relaxed);
+    }
+
+    fn get(&self) -> f64 {
+        f64::from_bits(self.0.load(Ordering::Relaxed))
     }
 }
 
@@ -219,6 +243,33 @@ impl Task for DetectionTask {
         StepOutput { loss: loss.total, items: loss.items, count: loss.objects, output: () }
     }
 
+    fn scale_loss(&self, scale: f64) {
+        self.scale.set(scale);
+    }
+
+    /// Of the scaled loss, and divided by the scale. One of 1, as of every run in f32, is no launch.
+    fn gradients(
+        &self,
+        model: &Yolo,
+        batch: &Batch,
+        draw: Draw,
+        device: &Device,
+        layout: &Layout,
+        watch: &mut Stopwatch<'_>,
+    ) -> (StepOutput<()>, Vec<Option<Tensor<1>>>) {
+        let output = self.loss(model, batch, draw, device);
+        watch.lap(Stage::Forward);
+        let scale = Some(self.scale.get()).filter(|scale| *scale != 1.0);
+        let scaled = scale.map_or_else(|| output.loss.clone(), |scale| output.loss.clone().mul_scalar(scale));
+        let mut grads = scaled.backward();
+        let grads = layout.take_gradients(model, &mut grads);
+        let grads = match scale {
+            Some(scale) => layout.unscaled(grads, scale),
+            None => grads,
+        };
+        (StepOutput { loss: output.loss.inner(), items: output.items.inner(), ..output }, grads)
+    }
+
     fn evaluate(&self, model: &Yolo, context: &mut EvalContext<'_>) -> Result<Evaluation, TaskError> {
         let validation = validate(&model.fuse(context.device), &self.val, &self.config, context)?;
         let m = &validation.metrics;
@@ -247,6 +298,7 @@ mod tests {
     use crate::boxes::Label;
     use crate::config::{BatchSize, Sampler};
     use crate::data::Frame;
+    use crate::model::YoloConfig;
 
     /// A task on images of 64 pixels that are not warped.
     fn task(config: TrainConfig, channels: usize) -> DetectionTask {
@@ -259,6 +311,7 @@ mod tests {
             channels,
             stages: Stages::default(),
             told: Told::default(),
+            scale: LossFactor::default(),
             rect: None,
             weight_sums: Vec::new(),
             shards: Vec::new(),
@@ -370,5 +423,34 @@ mod tests {
         let still = TrainConfig { hsv_v: 0.0, ..plain.clone() };
         assert_eq!(pixels(plain.clone(), 1, 20), pixels(still.clone(), 1, 20));
         assert_ne!(pixels(plain, 3, 20), pixels(still, 3, 20));
+    }
+
+    #[test]
+    fn a_scaled_loss_has_the_gradients_of_the_plain_one() {
+        let task = task(TrainConfig::default(), 3);
+        let device = Device::flex().autodiff();
+        let model = YoloConfig::new(1).init(0, &device);
+        let layout = Layout::of(&model, |name| task.role_of(name));
+        let draw = Draw { seed: 1, epoch: 0, epochs: 5, step: 0, first: 0 };
+        let batch = task.batch(&InMemDataset::new(vec![item()]), draw, &[0]).unwrap();
+        let gradients = || {
+            let (output, grads) = task.gradients(&model, &batch, draw, &device, &layout, &mut Stopwatch::start(None));
+            let numbers = |tensor: Tensor<1>| tensor.try_into_vec_as::<f32>().unwrap();
+            (numbers(output.loss), grads.into_iter().map(|grad| grad.map(numbers)).collect::<Vec<_>>())
+        };
+        let (loss, plain) = gradients();
+        task.scale_loss(0.25);
+        let (told, scaled) = gradients();
+        assert_eq!(told, loss, "the loss itself is told");
+        for (scaled, plain) in scaled.iter().zip(&plain) {
+            assert_eq!(scaled.is_some(), plain.is_some());
+            let mut pairs = scaled.iter().flatten().zip(plain.iter().flatten());
+            assert!(pairs.all(|(a, b)| (a - b).abs() <= 1e-6 * b.abs() + 1e-30));
+        }
+        assert!(plain.iter().flatten().flatten().any(|g| *g != 0.0));
+        // More than f32 holds.
+        task.scale_loss(1e300);
+        let (told, beyond) = gradients();
+        assert!(told == loss && beyond.iter().flatten().flatten().any(|g| !g.is_finite()), "it is in the backward pass");
     }
 }

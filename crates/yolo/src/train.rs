@@ -27,7 +27,7 @@ use crate::pictures;
 use crate::preprocessing::Preprocessing;
 use crate::rect::Rect;
 use crate::source::{self, Start, TrainingData};
-use crate::task::{DetectionTask, Told};
+use crate::task::{DetectionTask, LossFactor, Told};
 use crate::validate::{ValSet, Validation, validate};
 use crate::verdict::Verdict;
 
@@ -142,6 +142,7 @@ impl Training {
         let task = DetectionTask {
             stages: Stages::default(),
             told: Told::default(),
+            scale: LossFactor::default(),
             rect,
             weight_sums: ends(&weights),
             shards,

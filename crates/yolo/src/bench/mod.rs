@@ -13,7 +13,8 @@ use bellows_kernels::{Foreground, Precision, detection_terms};
 use bellows_learner::bench::{Bounds, Others, StepTimer, median, ranks, run_dir};
 use bellows_learner::memory::{Place, peak_memory};
 use bellows_learner::{
-    Draw, EvalContext, Evaluation, Group, Identity, LearnError, Learner, Limits, Role, StepOutput, StepTimes, Task, TaskError,
+    Draw, EvalContext, Evaluation, Group, Identity, Layout, LearnError, Learner, Limits, Role, StepOutput, StepTimes, Stopwatch, Task,
+    TaskError,
 };
 use burn::data::dataset::{Dataset, InMemDataset};
 use burn::module::Module;
@@ -27,7 +28,7 @@ use crate::data::stages::Stages;
 use crate::data::{Batch, Target};
 use crate::model::head::{Anchors, REG_MAX, strides};
 use crate::model::{Fused, Scale, Yolo, YoloConfig};
-use crate::task::{DetectionTask, Told};
+use crate::task::{DetectionTask, LossFactor, Told};
 use crate::train::TrainError;
 use crate::upload::upload;
 use crate::validate::ValSet;
@@ -172,6 +173,7 @@ impl Benchmark {
             channels: 3,
             stages: Stages::default(),
             told: Told::default(),
+            scale: LossFactor::default(),
             rect: None,
             weight_sums: Vec::new(),
             shards: Vec::new(),
@@ -282,6 +284,22 @@ impl Task for StepTask {
 
     fn loss(&self, model: &Yolo, batch: &Batch, draw: Draw, device: &Device) -> StepOutput<()> {
         self.inner.loss(model, batch, draw, device)
+    }
+
+    fn scale_loss(&self, scale: f64) {
+        self.inner.scale_loss(scale);
+    }
+
+    fn gradients(
+        &self,
+        model: &Yolo,
+        batch: &Batch,
+        draw: Draw,
+        device: &Device,
+        layout: &Layout,
+        watch: &mut Stopwatch<'_>,
+    ) -> (StepOutput<()>, Vec<Option<Tensor<1>>>) {
+        self.inner.gradients(model, batch, draw, device, layout, watch)
     }
 
     fn evaluate(&self, _: &Yolo, _: &mut EvalContext<'_>) -> Result<Evaluation, TaskError> {

@@ -7,8 +7,8 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use bellows_kernels::{Lowering, Precision};
-use bellows_learner::{EpochSchedule, LearnerConfig, Limits, OptimizerKind, Schedule, Wire};
+use bellows_kernels::{HALF_GRADIENTS, Lowering, Precision};
+use bellows_learner::{EpochSchedule, LearnerConfig, Limits, LossScaling, OptimizerKind, Schedule, Wire};
 use bellows_settings::{Layer, SettingsError, merge, settings};
 
 mod absent;
@@ -48,6 +48,10 @@ pub const MAY_CHANGE: [&str; 20] = [
 
 /// What `precision` calls images in half precision.
 pub const HALF: &str = "f16";
+
+/// How the loss of such a run is scaled, on top of how large gradients of these images are held: not at all until one overflows, and ten overflows in a row undo
+/// what they are held by.
+const SCALING: LossScaling = LossScaling::Dynamic { first: 1.0, least: 1.0 / HALF_GRADIENTS as f64 };
 
 /// The network's coarsest stride: sides of its input are multiples of it.
 pub const STRIDE: usize = 32;
@@ -649,6 +653,7 @@ impl TrainConfig {
             keep_checkpoints: self.keep_checkpoints,
             log_every: 10,
             profile: self.profile,
+            loss_scaling: self.half().then_some(SCALING),
             ..LearnerConfig::new(self.epochs, Schedule::Epochs(self.schedule()))
         })
     }

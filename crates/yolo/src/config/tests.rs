@@ -114,6 +114,16 @@ fn auto_optimizer_follows_the_field() {
 }
 
 #[test]
+fn a_run_in_f16_scales_its_loss_and_no_other_does() {
+    let of = |precision: &str| {
+        let config = TrainConfig { precision: precision.into(), optimizer: OptimizerChoice::SGD, ..TrainConfig::default() };
+        config.learner().unwrap().loss_scaling
+    };
+    assert_eq!([of("f32"), of("bf16")], [None, None]);
+    assert_eq!(of(HALF), Some(LossScaling::Dynamic { first: 1.0, least: 1.0 / 1024.0 }));
+}
+
+#[test]
 fn what_the_auto_optimizer_does_not_use_is_told_once() {
     let notes = |layers: &[Value]| {
         let layers: Vec<Layer> = layers.iter().map(|values| layer("f", values.clone())).collect();

@@ -20,8 +20,8 @@ use std::path::Path;
 use std::time::UNIX_EPOCH;
 use std::{fs, io};
 
-/// Goes up when reports change: what another format says is not read.
-const FORMAT: u32 = 7;
+/// Goes up when reports change, or what is proved: what another format says is not read.
+const FORMAT: u32 = 8;
 /// Reports kept; the oldest binaries' go first.
 const KEPT: usize = 32;
 /// Variables under which the same driver is another driver.
@@ -117,6 +117,7 @@ pub(crate) fn store(file: &Path, key: &Key, report: &ProbeReport) -> io::Result<
 mod tests {
     use super::*;
     use crate::adapter::{AdapterKind, tests::adapter};
+    use crate::maps::LinearMap;
     use crate::report::{Verdict, tests};
 
     fn report(adapter: &Adapter) -> ProbeReport {
@@ -140,7 +141,8 @@ mod tests {
         let overridden = ProbeOptions { env: vec![("HSA_OVERRIDE_GFX_VERSION".into(), "10.3.0".into())], ..options.clone() };
         let gemm_only = Plan { without_direct: Some("asked".into()), ..Plan::default() };
         let shaped = |shapes: &[usize]| {
-            let shapes = shapes.iter().map(|&out| Shape::Map([out, 8])).collect();
+            let map = |out: usize| LinearMap { sizes: [out, 8], storage: None, rank: 4, rows: 64 };
+            let shapes = shapes.iter().map(|&out| Shape::Map(map(out))).collect();
             Key::of(&card, &plan, &ProbeOptions { shapes, ..options.clone() })
         };
         let changed = [

@@ -5,12 +5,14 @@
 //! always computes Burn's own, so that a mistake in our kernels' common lines cannot agree with itself.
 
 use crate::Stage;
-use crate::convolutions::{BOTTLENECK, POINTWISE, STEM, WIDE, Wrt};
+use crate::convolutions::{BOTTLENECK, POINTWISE, STEM, WIDE};
 use crate::made::{numbers, tensor};
-use crate::maps::{self, Storage};
+use crate::maps::Storage;
 use crate::options::{Shape, Work};
 use crate::plan::Path;
+use crate::proofs::{Proof, proofs};
 use crate::{decoder, detector, timing};
+use bellows_kernels::cube::Pass;
 use bellows_kernels::{Lowering, Precision};
 use burn::tensor::{DType, Device};
 
@@ -70,7 +72,9 @@ pub(crate) fn checks(path: Path, work: Work, shapes: &[Shape]) -> Vec<Check> {
         Work::Detector | Work::HalfDetector => of_detector(path, work, &mut all),
         Work::LanguageModel | Work::HalfLanguageModel => of_language_model(path, work, &mut all),
     }
-    all.extend(shapes.iter().flat_map(|shape| of_shape(*shape, path, work)));
+    // Burn's kernels have no classes.
+    let of_path = proofs(shapes).into_iter().filter(|proof| path == Path::Gemm || !proof.of_batch);
+    all.extend(of_path.map(|proof| of_run(proof, path, work)));
     all
 }
 
@@ -80,23 +84,19 @@ fn of_detector(path: Path, work: Work, all: &mut Vec<Check>) {
         Path::Direct | Path::Untuned => (Stage::ConvDirect, Stage::TrainDirect),
     };
     let convolutions = [
-        ("3x3 s2 3>16 forward", &STEM, None),
-        ("3x3 s2 3>16 gradient of x", &STEM, Some(Wrt::Input)),
-        ("3x3 s2 3>16 gradient of w", &STEM, Some(Wrt::Weight)),
-        ("3x3 s1 16>16 forward", &BOTTLENECK, None),
-        ("3x3 s1 16>16 gradient of x", &BOTTLENECK, Some(Wrt::Input)),
-        ("3x3 s1 16>16 gradient of w", &BOTTLENECK, Some(Wrt::Weight)),
-        ("1x1 104>208 forward", &POINTWISE, None),
-        ("1x1 104>208 gradient of x", &POINTWISE, Some(Wrt::Input)),
-        ("1x1 104>208 gradient of w", &POINTWISE, Some(Wrt::Weight)),
+        ("3x3 s2 3>16 forward", &STEM, Pass::Forward),
+        ("3x3 s2 3>16 gradient of x", &STEM, Pass::Input),
+        ("3x3 s2 3>16 gradient of w", &STEM, Pass::Weight),
+        ("3x3 s1 16>16 forward", &BOTTLENECK, Pass::Forward),
+        ("3x3 s1 16>16 gradient of x", &BOTTLENECK, Pass::Input),
+        ("3x3 s1 16>16 gradient of w", &BOTTLENECK, Pass::Weight),
+        ("1x1 104>208 forward", &POINTWISE, Pass::Forward),
+        ("1x1 104>208 gradient of x", &POINTWISE, Pass::Input),
+        ("1x1 104>208 gradient of w", &POINTWISE, Pass::Weight),
     ];
-    all.extend(convolutions.map(|(name, layer, wrt)| {
-        Check::new(conv, name, move |device, by, _| {
-            vec![wrt.map_or_else(|| layer.forward(device, by, false), |wrt| layer.gradient(wrt, device, by, false))]
-        })
-    }));
+    all.extend(convolutions.map(|(name, layer, pass)| Check::new(conv, name, move |device, by, _| layer.run(pass, 1, device, by, false))));
     if path == Path::Gemm {
-        let often = |device: &Device, by, reference| repeated(|| WIDE.forward(device, by, false), reference);
+        let often = |device: &Device, by, reference| repeated(|| WIDE.run(Pass::Forward, 1, device, by, false).concat(), reference);
         all.push(Check { hardware_only: true, ..Check::new(conv, "3x3 s1 64>64 forward, 8 times", often) });
     }
     let steps = Check::new(train, "2 steps of a small detector", |device, by, _| detector::two_steps(device, by, false));
@@ -104,7 +104,8 @@ fn of_detector(path: Path, work: Work, all: &mut Vec<Check>) {
     match (path, work) {
         (Path::Gemm, Work::HalfDetector) => {
             let forward = |name, layer: &'static crate::convolutions::Conv| {
-                half(Check::new(Stage::ConvHalf, name, move |device, by, reference| vec![layer.forward(device, by, !reference)]))
+                let run = move |device: &Device, by, reference: bool| layer.run(Pass::Forward, 1, device, by, !reference);
+                half(Check::new(Stage::ConvHalf, name, run))
             };
             all.extend([forward("3x3 s1 16>16 forward", &BOTTLENECK), forward("1x1 104>208 forward", &POINTWISE)]);
             let train = |device: &Device, by, reference: bool| detector::two_steps(device, by, !reference);
@@ -159,40 +160,36 @@ fn precision(half: bool) -> Precision {
     if half { Precision::F16 } else { Precision::F32 }
 }
 
-/// A pass of one shape on a device, by a lowering, in f16 or not.
-type Pass = Box<dyn Fn(&Device, Lowering, bool) -> Vec<Vec<f32>>>;
-
-/// Each pass of a convolution, a map or attention of the run, in the precision of the run on the device.
-fn of_shape(shape: Shape, path: Path, work: Work) -> Vec<Check> {
+/// A pass of a convolution, of a map or of attention of the run, in the precision of the run on the device.
+fn of_run(proof: Proof, path: Path, work: Work) -> Check {
+    let Proof { shape, pass, count, of_batch } = proof;
     // What is between a language model's products is f32 in every precision (decision 16).
     let in_half = work.half() && !matches!(shape, Shape::Attention(_));
-    let check = |pass: &str, run: Pass| {
-        let run = move |device: &Device, by: Lowering, reference: bool| run(device, by, in_half && !reference);
-        let check = Check::new(Stage::Shapes, format!("{shape} {pass}"), run);
-        let check = Check { hardware_only: path != Path::Gemm, ..check };
-        if in_half { half(check) } else { check }
+    let name = match (shape, pass) {
+        (Shape::Conv(conv), Pass::Forward) if conv.normed => "forward, normalised",
+        (_, Pass::Forward) => "forward",
+        (Shape::Map(map), _) if map.rank > 0 => "gradients of x, A and B",
+        (Shape::Attention(_), _) => "gradients of q, k and v",
+        (_, Pass::Input) => "gradient of x",
+        (_, Pass::Weight) => "gradient of w",
     };
-    let of_map = |sizes: [usize; 2], storage: Option<Storage>| -> Vec<Check> {
-        let needs = storage.and_then(Storage::needs);
-        let passes = [
-            check("forward", Box::new(move |device, _, half| vec![maps::forward(sizes, storage, device, precision(half))])),
-            check("gradient of x", Box::new(move |device, _, half| vec![maps::gradient(sizes, storage, device, precision(half))])),
-        ];
-        passes.into_iter().map(|check| Check { needs: needs.or(check.needs), ..check }).collect()
+    let what = if matches!(shape, Shape::Conv(_)) { "images" } else { "rows" };
+    let many = if of_batch { format!(", {count} {what}") } else { String::new() };
+    let run = move |device: &Device, by: Lowering, reference: bool| {
+        let half = in_half && !reference;
+        match shape {
+            Shape::Conv(conv) => conv.run(pass, count, device, by, half),
+            Shape::Map(map) => map.run(pass, count, device, precision(half)),
+            Shape::Attention(heads) if pass == Pass::Forward => heads.forward(device),
+            Shape::Attention(heads) => heads.gradients(device),
+        }
     };
-    match shape {
-        Shape::Conv(conv) => vec![
-            check("forward", Box::new(move |device, by, half| vec![conv.forward(device, by, half)])),
-            check("gradient of x", Box::new(move |device, by, half| vec![conv.gradient(Wrt::Input, device, by, half)])),
-            check("gradient of w", Box::new(move |device, by, half| vec![conv.gradient(Wrt::Weight, device, by, half)])),
-        ],
-        Shape::Map(sizes) => of_map(sizes, None),
-        Shape::Frozen(storage, sizes) => of_map(sizes, Some(storage)),
-        Shape::Attention(heads) => vec![
-            check("forward", Box::new(move |device, _, _| heads.forward(device))),
-            check("gradients of q, k and v", Box::new(move |device, _, _| heads.gradients(device))),
-        ],
-    }
+    let check = Check::new(Stage::Shapes, format!("{shape} {name}{many}"), run);
+    // A program on the processor has the same kernels in the blocks of a few images and rows, and would spend minutes on the others.
+    let check = Check { hardware_only: path != Path::Gemm || of_batch, ..check };
+    let check = if in_half { half(check) } else { check };
+    let storage = if let Shape::Map(map) = shape { map.storage } else { None };
+    Check { needs: storage.and_then(Storage::needs).or(check.needs), ..check }
 }
 
 /// Seconds of a small step of this work, in f16 or in f32.
@@ -238,8 +235,14 @@ fn matmul(m: usize, k: usize, n: usize, device: &Device) -> Vec<f32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::convolutions::Conv;
+    use crate::convolutions::{Conv, plain};
     use crate::heads::Heads;
+    use crate::maps::{LinearMap, SOME};
+    use crate::proofs::tests::of_a_detector;
+
+    fn map(sizes: [usize; 2], storage: Option<Storage>, rank: usize) -> Shape {
+        Shape::Map(LinearMap { sizes, storage, rank, rows: SOME })
+    }
 
     #[test]
     fn comparison_is_relative_and_refuses_what_is_not_a_number() {
@@ -280,7 +283,7 @@ mod tests {
         let half = checks(Path::Gemm, Work::HalfDetector, &[]);
         assert!(half.is_sorted_by_key(|check| check.stage) && half.len() == 15);
         // The processor computes a map in f16 too.
-        let half = checks(Path::Gemm, Work::HalfLanguageModel, &[Shape::Map([130, 70])]);
+        let half = checks(Path::Gemm, Work::HalfLanguageModel, &[map([130, 70], None, 8)]);
         assert!(half.is_sorted_by_key(|check| check.stage) && half.len() == 8);
         for check in &half {
             let (ours, reference) = check.run(&Device::flex(), Path::Gemm);
@@ -290,13 +293,15 @@ mod tests {
 
     #[test]
     fn each_pass_of_the_runs_own_shapes_is_checked() {
-        let conv = Shape::Conv(Conv { c_in: 5, c_out: 7, kernel: 3, stride: 2, input: [12, 20] });
+        let plain = Conv { input: [12, 20], ..plain(5, 7, 3, 2, 0) };
+        let [conv, normed] = [false, true].map(|normed| Shape::Conv(Conv { normed, ..plain }));
         let attention = Shape::Attention(Heads::few(6, 3, 16));
         for (path, work, shape, passes) in [
             (Path::Gemm, Work::Detector, conv, &["forward", "gradient of x", "gradient of w"][..]),
-            (Path::Direct, Work::LanguageModel, Shape::Map([33, 70]), &["forward", "gradient of x"]),
-            (Path::Gemm, Work::LanguageModel, Shape::Frozen(Storage::Nf4, [33, 70]), &["forward", "gradient of x"]),
-            (Path::Gemm, Work::HalfLanguageModel, Shape::Frozen(Storage::Int8, [33, 70]), &["forward", "gradient of x"]),
+            (Path::Gemm, Work::Detector, normed, &["forward, normalised", "gradient of x", "gradient of w"]),
+            (Path::Direct, Work::LanguageModel, map([33, 70], None, 0), &["forward", "gradient of x"]),
+            (Path::Gemm, Work::LanguageModel, map([33, 70], Some(Storage::Nf4), 4), &["forward", "gradients of x, A and B"]),
+            (Path::Gemm, Work::HalfLanguageModel, map([33, 70], Some(Storage::Int8), 4), &["forward", "gradients of x, A and B"]),
             (Path::Gemm, Work::HalfLanguageModel, attention, &["forward", "gradients of q, k and v"]),
         ] {
             let all = checks(path, work, &[shape]);
@@ -309,8 +314,35 @@ mod tests {
                 compare(&ours, &reference, check.tolerance).unwrap();
             }
         }
-        let names = [conv, Shape::Frozen(Storage::Nf4, [33, 70]), attention].map(|shape| shape.to_string());
+        let names = [conv, map([33, 70], Some(Storage::Nf4), 4), attention].map(|shape| shape.to_string());
         assert_eq!(names, ["3x3 s2 5>7 at 20x12", "70>33 in nf4", "attention 4/2x16"]);
+    }
+
+    /// What only the batches of a run have is proved by our kernels on cards; a program, and Burn's kernels, have the rest.
+    #[test]
+    fn a_program_is_spared_the_blocks_of_batches() {
+        let map = LinearMap { sizes: [4864, 896], storage: Some(Storage::Words), rank: 16, rows: 0 }.in_batch(2048);
+        for (work, shapes, few, of_batch) in [
+            (Work::Detector, of_a_detector(16), of_a_detector(1), vec!["64>64 at 80x80 forward, normalised, 3 images"]),
+            (
+                Work::LanguageModel,
+                vec![Shape::Map(map)],
+                vec![Shape::Map(map.in_batch(64))],
+                vec!["896>4864 in words of bf16 forward, 193 rows", "896>4864 in words of bf16 gradients of x, A and B, 1281 rows"],
+            ),
+        ] {
+            let names = |path, shapes: &[Shape], on_program: bool| {
+                let all = checks(path, work, shapes).into_iter();
+                let of_run = all.filter(|check| check.stage == Stage::Shapes && !(on_program && check.hardware_only));
+                of_run.map(|check| check.name).collect::<Vec<_>>()
+            };
+            let one = names(Path::Gemm, &few, true);
+            assert_eq!(names(Path::Gemm, &few, false), one);
+            assert_eq!(names(Path::Gemm, &shapes, true), one);
+            assert_eq!(names(Path::Direct, &shapes, false), one);
+            let all = names(Path::Gemm, &shapes, false);
+            assert!(of_batch.iter().all(|name| all[one.len()..].iter().any(|more| more.ends_with(name))), "{all:?}");
+        }
     }
 
     /// One launch of eight with another bit is seen, however small.
@@ -333,9 +365,9 @@ mod tests {
         let of = |work, shape| checks(Path::Gemm, work, &[shape]).pop().unwrap();
         let attention = of(Work::HalfLanguageModel, Shape::Attention(Heads::few(2, 2, 8)));
         assert_eq!((attention.tolerance, attention.needs), (TOLERANCE, None));
-        let nf4 = of(Work::HalfLanguageModel, Shape::Frozen(Storage::Nf4, [8, 8]));
+        let nf4 = of(Work::HalfLanguageModel, map([8, 8], Some(Storage::Nf4), 2));
         assert_eq!((nf4.tolerance, nf4.needs), (HALF_TOLERANCE, Some(DType::F16)));
-        let bf16 = of(Work::LanguageModel, Shape::Frozen(Storage::Bf16, [8, 8]));
+        let bf16 = of(Work::LanguageModel, map([8, 8], Some(Storage::Bf16), 2));
         assert_eq!((bf16.tolerance, bf16.needs), (TOLERANCE, Some(DType::BF16)));
         let absent = Check { needs: Some(DType::Flex32), ..bf16 };
         assert!(absent.possible(&Device::flex()).is_err_and(|said| said.ends_with("compute in flex32")));

@@ -3,8 +3,9 @@
 use crate::adapter::AdapterKind;
 use crate::convolutions::Conv;
 use crate::heads::Heads;
-use crate::maps::Storage;
+use crate::maps::{LinearMap, SOME};
 use bellows_kernels::Lowering;
+use bellows_kernels::cube::{Class, Pass};
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
 use std::fmt;
@@ -30,18 +31,15 @@ pub enum Work {
     HalfLanguageModel,
 }
 
-/// A convolution, a product or attention of the run that a device is for.
+/// A convolution, a linear map or attention of the run that a device is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Shape {
     /// A convolution.
     #[serde(rename = "conv")]
     Conv(Conv),
-    /// Outputs and inputs of a linear map.
+    /// A linear map.
     #[serde(rename = "map")]
-    Map([usize; 2]),
-    /// The same of one whose matrix is frozen and stored so.
-    #[serde(rename = "frozen")]
-    Frozen(Storage, [usize; 2]),
+    Map(LinearMap),
     /// Attention with these heads.
     #[serde(rename = "attention")]
     Attention(Heads),
@@ -54,8 +52,35 @@ impl Shape {
             Self::Conv(conv) => {
                 2 * conv.c_in * conv.c_out * conv.kernel * conv.kernel * conv.input[0] * conv.input[1] / (conv.stride * conv.stride)
             }
-            Self::Map([out, input]) | Self::Frozen(_, [out, input]) => 2 * out * input,
+            Self::Map(LinearMap { sizes: [out, input], .. }) => 2 * out * input,
             Self::Attention(heads) => heads.flops(),
+        }
+    }
+
+    /// What there is to prove of it. The gradients of a map, and those of attention, come together.
+    pub(crate) fn passes(&self) -> &'static [Pass] {
+        match self {
+            Self::Conv(_) => &[Pass::Forward, Pass::Input, Pass::Weight],
+            Self::Map(_) | Self::Attention(_) => &[Pass::Forward, Pass::Input],
+        }
+    }
+
+    /// Images or rows that show whether a pass is right, and those of the run, if they are more.
+    pub(crate) fn counts(&self) -> [usize; 2] {
+        let [least, of_run] = match self {
+            Self::Conv(conv) => [conv.least(), conv.images],
+            Self::Map(map) => [SOME, map.rows],
+            Self::Attention(_) => [1, 1],
+        };
+        [least, of_run.max(least)]
+    }
+
+    /// The class of the blocks in which a pass of so many images or rows is computed; none where there are no classes.
+    pub(crate) fn class(&self, pass: Pass, count: usize) -> Option<Class> {
+        match self {
+            Self::Conv(conv) => Some(conv.class(pass, count)),
+            Self::Map(map) => Some(map.class(pass, count)),
+            Self::Attention(_) => None,
         }
     }
 }
@@ -63,11 +88,10 @@ impl Shape {
 impl fmt::Display for Shape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Conv(Conv { c_in, c_out, kernel: k, stride, input: [height, width] }) => {
+            Self::Conv(Conv { c_in, c_out, kernel: k, stride, input: [height, width], .. }) => {
                 write!(f, "{k}x{k} s{stride} {c_in}>{c_out} at {width}x{height}")
             }
-            Self::Map([out, input]) => write!(f, "{input}>{out}"),
-            Self::Frozen(storage, [out, input]) => write!(f, "{input}>{out} in {storage}"),
+            Self::Map(map) => map.fmt(f),
             Self::Attention(heads) => heads.fmt(f),
         }
     }
@@ -140,7 +164,8 @@ pub struct ProbeOptions {
     pub tune: bool,
     /// What the device is for.
     pub work: Work,
-    /// The run's own convolutions, or maps and attention: each pass of each is proved. Few and small ones on a software adapter, and none of Burn's there.
+    /// The run's own convolutions, or maps and attention: each pass of each is proved, and each class of blocks of the run's batches. Few and small ones on a software adapter,
+    /// and none of Burn's there.
     pub shapes: Vec<Shape>,
     /// What the user wrote after `--conv`. `Gemm`: no convolution kernel of Burn's is run. `Direct`: Burn's own convolutions only. Any other:
     /// both ways to compute convolutions on a GPU are proved, Burn's only where the choice may fall on it, and one is chosen. `--products` of language models in the same way.

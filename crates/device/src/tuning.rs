@@ -4,11 +4,11 @@
 //! however fast.
 
 use crate::checks::{TOLERANCE, compare};
-use crate::convolutions::Conv;
+use crate::convolutions::{Conv, plain};
 use crate::made::numbers;
 use crate::timing::medians;
 use bellows_kernels::Lowering;
-use bellows_kernels::cube::{Class, Size, set_tuned};
+use bellows_kernels::cube::{Class, Pass, Size, set_tuned};
 use burn::tensor::Device;
 use std::hint::black_box;
 
@@ -22,7 +22,7 @@ fn example(class: Class) -> Conv {
         Class::Tall => (64, 40),
         Class::TallMany => (64, 160),
     };
-    Conv { c_in: channels, c_out: channels, kernel: 3, stride: 1, input: [size; 2] }
+    plain(channels, channels, 3, 1, size)
 }
 
 /// The fastest right size of `class` on `device`, and its error. From now on the process computes with the table's sizes.
@@ -37,12 +37,13 @@ pub(crate) fn fastest(device: &Device, class: Class) -> Result<(Size, f64), Stri
 
 fn among(device: &Device, class: Class) -> Result<(Size, f64), String> {
     let conv = example(class);
-    let expected = [conv.forward(&Device::flex(), Lowering::Direct, false)];
-    let (x, w) = (conv.input(device), conv.weight(device));
+    let forward = |device: &Device, by| conv.run(Pass::Forward, 1, device, by, false);
+    let expected = forward(&Device::flex(), Lowering::Direct);
+    let (x, w) = (conv.input(1, device), conv.weight(device));
     let (mut right, mut wrong) = (Vec::new(), String::new());
     for size in table_first(class) {
         set_tuned([(class, size)]);
-        match compare(&[conv.forward(device, Lowering::Gemm, false)], &expected, TOLERANCE) {
+        match compare(&forward(device, Lowering::Gemm), &expected, TOLERANCE) {
             Ok(error) => right.push((size, error)),
             Err(reason) => wrong = reason,
         }
@@ -75,7 +76,7 @@ mod tests {
     fn each_example_is_of_its_class() {
         for class in Class::ALL {
             let conv = example(class);
-            assert_eq!(Class::of(conv.c_out, conv.input[0] * conv.input[1], 1), class);
+            assert_eq!(conv.class(Pass::Forward, 1), class);
         }
     }
 

@@ -5,8 +5,8 @@
 //! `VK_DRIVER_FILES` (`.ci/swiftshader` prints one) and say so when they are skipped.
 
 use bellows_device::{
-    Conv, DeviceError, DeviceRequest, Heads, Lowering, PROBE_SUBCOMMAND, PathReport, ProbeOptions, Selected, Shape, Stage, Storage,
-    Verdict, Work, doctor, probe_child_main, select,
+    Conv, DeviceError, DeviceRequest, Heads, LinearMap, Lowering, PROBE_SUBCOMMAND, PathReport, ProbeOptions, Selected, Shape, Stage,
+    Storage, Verdict, Work, doctor, probe_child_main, select,
 };
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -323,14 +323,18 @@ fn a_language_model_takes_the_products_that_are_right() {
 fn the_shapes_of_the_run_are_proved() {
     let folder = tempfile::tempdir().unwrap();
     let Some(options) = swiftshader(folder.path(), "wrong:shapes") else { return };
-    let conv = |side: usize| Shape::Conv(Conv { c_in: 5, c_out: 9, kernel: 3, stride: 2, input: [side, side + 4] });
+    let conv = |side: usize| {
+        let conv = Conv { c_in: 5, c_out: 9, kernel: 3, stride: 2, input: [side, side + 4], normed: true, images: 1 };
+        // Of so many images the blocks are others; a program is spared those.
+        Shape::Conv(conv.in_batch(if side == 12 { 4096 } else { 1 }))
+    };
     let of = |sides: &[usize], options: &ProbeOptions| {
         let shapes = sides.iter().map(|&side| conv(side)).collect();
         ProbeOptions { shapes, lowering: Some(Lowering::Gemm), ..options.clone() }
     };
     let Err(DeviceError::Probe(report)) = select(&VULKAN_0, &of(&[12], &options)) else { panic!("the run's convolutions are wrong here") };
     let (stage, reason) = report.gemm.failure().unwrap();
-    assert!(stage == Stage::Shapes && reason.starts_with("3x3 s2 5>9 at 16x12 forward: wrong numbers"), "{stage}: {reason}");
+    assert!(stage == Stage::Shapes && reason.starts_with("3x3 s2 5>9 at 16x12 forward, normalised: wrong numbers"), "{stage}: {reason}");
 
     let options = ProbeOptions { env: options.env.iter().filter(|(name, _)| name != "BELLOWS_PROBE_FAULT").cloned().collect(), ..options };
     let report = |sides: &[usize]| select(&VULKAN, &of(sides, &options)).unwrap().report.unwrap();
@@ -354,7 +358,8 @@ fn the_shapes_of_the_run_are_proved() {
 fn the_heads_and_the_storage_of_the_run_are_proved() {
     let folder = tempfile::tempdir().unwrap();
     let Some(options) = swiftshader(folder.path(), "") else { return };
-    let frozen = [Storage::Nf4, Storage::Int8, Storage::Words].map(|storage| Shape::Frozen(storage, [33, 70]));
+    let map = |sizes, storage| Shape::Map(LinearMap { sizes, storage, rank: 4, rows: 64 });
+    let frozen = [Storage::Nf4, Storage::Int8, Storage::Words].map(|storage| map([33, 70], Some(storage)));
     let prove = |shapes: &[Shape]| {
         let (shapes, lowering, work) = (shapes.to_vec(), Some(Lowering::Gemm), Work::LanguageModel);
         let selected = select(&VULKAN, &ProbeOptions { shapes, lowering, work, ..options.clone() }).unwrap();
@@ -362,7 +367,7 @@ fn the_heads_and_the_storage_of_the_run_are_proved() {
         stages.into_iter().find(|stage| stage.stage == Stage::Shapes).unwrap()
     };
     let heads = Shape::Attention(Heads::few(14, 2, 64));
-    for shapes in [&frozen[..], &[Shape::Map([257, 896]), frozen[0], Shape::Map([33, 70]), heads]] {
+    for shapes in [&frozen[..], &[map([257, 896], None), frozen[0], map([33, 70], None), heads]] {
         let proved = prove(shapes);
         assert!(proved.steps == 3 * 2 && proved.max_error.unwrap() <= 1e-4, "{proved:?}");
     }
@@ -446,7 +451,7 @@ fn images_in_f16_are_proved_where_there_is_f16() {
     assert!(error.contains("at stage conv f16: 3x3 s1 16>16 forward: this device does not compute in f16"), "{error}");
     let Some(icd) = env::var_os("BELLOWS_LAVAPIPE") else { return };
     // With the run's own convolutions, all three passes. (A language model's kernels take lavapipe minutes to compile.)
-    let shapes = vec![Shape::Conv(Conv { c_in: 5, c_out: 9, kernel: 3, stride: 1, input: [12, 16] })];
+    let shapes = vec![Shape::Conv(Conv { c_in: 5, c_out: 9, kernel: 3, stride: 1, input: [12, 16], normed: true, images: 1 })];
     let mut options = ProbeOptions { shapes, ..options };
     options.env.push(("VK_DRIVER_FILES".into(), icd));
     let selected = select(&VULKAN, &options).unwrap();

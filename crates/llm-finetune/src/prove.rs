@@ -1,9 +1,9 @@
 //! Before a device computes anything that counts: whether it has the numbers, and the first layer of the model itself, compared with the processor's.
 
 use bellows_cli::{Failure, Usage, note};
-use bellows_device::{Heads, ProbeOptions, Selected, Shape, Storage, Work, processor};
+use bellows_device::{Heads, LinearMap, ProbeOptions, Selected, Shape, Storage, Work, processor};
 use bellows_learner::memory::Place;
-use bellows_qwen::config::SftConfig;
+use bellows_qwen::config::{Method, SftConfig};
 use bellows_qwen::model::{CausalLm, ModelConfig};
 use bellows_qwen::precision::{Products, RunPrecision};
 use bellows_qwen::prove::first_layer;
@@ -22,7 +22,7 @@ pub(crate) fn by(products: Products) -> ProbeOptions {
 /// The same for a run of this model, in its precision and with its own maps, as they are stored, and heads.
 pub(crate) fn of_run(config: &SftConfig, model: Option<&ModelConfig>) -> ProbeOptions {
     let work = if config.precision.is_f16() { Work::HalfLanguageModel } else { Work::LanguageModel };
-    ProbeOptions { work, shapes: model.map(|model| shapes(model, &storages(config))).unwrap_or_default(), ..by(config.products) }
+    ProbeOptions { work, shapes: model.map(|model| shapes(model, config)).unwrap_or_default(), ..by(config.products) }
 }
 
 /// How a card may hold the maps of the base; `None`: in f32.
@@ -42,12 +42,21 @@ fn storages(config: &SftConfig) -> Vec<Option<Storage>> {
     }
 }
 
-/// The maps of a layer, each shape once as it may be stored, and its heads.
-fn shapes(model: &ModelConfig, storages: &[Option<Storage>]) -> Vec<Shape> {
+/// The rank of the branches that are terms of the maps' own sums. One that drops inputs or rescales rows, and one in pure f16, is products of its own.
+fn rank(config: &SftConfig) -> usize {
+    let alone = config.use_dora || config.lora_dropout > 0.0 || config.precision == RunPrecision::Fp16Pure;
+    if config.method == Method::Lora && !alone { config.r } else { 0 }
+}
+
+/// The maps of a layer, each shape once as it may be stored, with the rows of the longest batch, and its heads.
+fn shapes(model: &ModelConfig, config: &SftConfig) -> Vec<Shape> {
     let (hidden, inner, width) = (model.hidden_size, model.intermediate_size, model.head_dim);
     let [queries, keys] = [model.num_attention_heads, model.num_key_value_heads];
+    let sequences = config.batch_size * config.objective.sequences();
+    let rows = sequences * config.max_seq_length.next_multiple_of(config.pad_to_multiple_of.max(1));
+    let (rank, storages) = (rank(config), storages(config));
     let maps = [[queries * width, hidden], [keys * width, hidden], [hidden, queries * width], [inner, hidden], [hidden, inner]];
-    let stored = |map| storages.iter().map(move |storage| storage.map_or(Shape::Map(map), |storage| Shape::Frozen(storage, map)));
+    let stored = |sizes| storages.iter().map(move |&storage| Shape::Map(LinearMap { sizes, storage, rank, rows }.in_batch(rows)));
     let mut all: Vec<Shape> = maps.into_iter().flat_map(stored).collect();
     all.push(Shape::Attention(Heads::few(queries, keys, width)));
     all.sort();
@@ -91,8 +100,7 @@ mod tests {
         let of = |base_dtype, precision| of_run(&SftConfig { base_dtype, precision, ..SftConfig::default() }, Some(&model));
         let storages = |options: &ProbeOptions| {
             let stored = |shape: &Shape| match shape {
-                Shape::Frozen(storage, _) => Some(Some(*storage)),
-                Shape::Map(_) => Some(None),
+                Shape::Map(map) => Some(map.storage),
                 Shape::Attention(_) | Shape::Conv(_) => None,
             };
             let mut all: Vec<Option<Storage>> = options.shapes.iter().filter_map(stored).collect();
@@ -108,5 +116,30 @@ mod tests {
         assert_eq!((half.work, storages(&half)), (Work::HalfLanguageModel, vec![Some(Storage::F16)]));
         let heads = Heads::few(model.num_attention_heads, model.num_key_value_heads, model.head_dim);
         assert!(half.shapes.contains(&Shape::Attention(heads)));
+    }
+
+    /// A branch is in the sums of its map unless something is done to it alone, and a batch has as many rows as its longest.
+    #[test]
+    fn the_runs_own_branches_and_rows_are_proved() {
+        let text = include_str!("../../qwen/tests/golden/qwen2/model/config.json");
+        let model = ModelConfig { hidden_size: 896, intermediate_size: 4864, ..ModelConfig::from_json(text).unwrap() };
+        let plain = SftConfig { r: 8, batch_size: 4, max_seq_length: 500, ..SftConfig::default() };
+        let of = |config: &SftConfig| {
+            let of_map = |shape: &Shape| if let Shape::Map(map) = shape { Some(*map) } else { None };
+            of_run(config, Some(&model)).shapes.iter().filter_map(of_map).collect::<Vec<_>>()
+        };
+        // Of 4 x 512 rows 21 blocks are the first with the block that 896 columns have then.
+        let gate = LinearMap { sizes: [4864, 896], storage: Some(Storage::Words), rank: 8, rows: 1344 };
+        assert!(of(&plain).contains(&gate), "{:?}", of(&plain));
+        let small = SftConfig { batch_size: 1, ..plain.clone() };
+        assert!(of(&small).contains(&LinearMap { rows: 256, ..gate }), "{:?}", of(&small));
+        for alone in [
+            SftConfig { lora_dropout: 0.1, ..plain.clone() },
+            SftConfig { use_dora: true, ..plain.clone() },
+            SftConfig { method: Method::Full, ..plain.clone() },
+            SftConfig { precision: RunPrecision::Fp16Pure, ..plain.clone() },
+        ] {
+            assert!(of(&alone).iter().all(|map| map.rank == 0), "{:?}", of(&alone));
+        }
     }
 }

@@ -161,15 +161,23 @@ pub(crate) fn device(config: &TrainConfig, reprobe: bool, tune: bool) -> Result<
     Ok(device)
 }
 
-/// The convolutions of the run's network, each once. What is wrong with data or model is told by whoever opens them, and then nothing of the run is proved here.
+/// Images that a batch is taken for which is still to be chosen: at 640 pixels no forward pass takes other blocks for more.
+const MANY_IMAGES: usize = 64;
+
+/// The convolutions of the run's network in its batches, each once. What is wrong with data or model is told by whoever opens them, and then nothing of the run is proved here.
 fn shapes(config: &TrainConfig) -> Vec<Shape> {
     let data = DataConfig::load(Path::new(&config.data), config.allow_outside.as_deref().unwrap_or_default());
     let classes = if config.single_cls { 1 } else { data.map_or(CLASSES, |data| data.names.len()) };
     let channels = if config.stack().is_on() { config.stack().channels() } else { 3 };
     let Ok(form) = network(config, classes, channels, &processor()) else { return Vec::new() };
     let convolutions = form.init(0, &processor()).summary(config.imgsz, config.imgsz).convolutions;
+    let images = if let BatchSize::Images(images) = config.batch { images } else { MANY_IMAGES };
     let distinct: BTreeSet<_> = convolutions.into_iter().collect();
-    distinct.into_iter().map(|c| Shape::Conv(Conv { c_in: c.cin, c_out: c.cout, kernel: c.k, stride: c.stride, input: c.input })).collect()
+    let shapes = distinct.into_iter().map(|c| {
+        let conv = Conv { c_in: c.cin, c_out: c.cout, kernel: c.k, stride: c.stride, input: c.input, normed: c.normed, images };
+        Shape::Conv(conv.in_batch(images))
+    });
+    shapes.collect()
 }
 
 /// The device of a verb that uses weights.

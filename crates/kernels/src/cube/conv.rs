@@ -20,7 +20,9 @@ use super::geometry::{Geometry, dims4};
 use super::launch::true_gradients;
 use super::matmul::{Layout, Product, Splits, Window};
 use super::pixels::{Pixels, empty, zeros};
-use crate::operands::{Convolved, Moments};
+use super::sizes::Class;
+use super::workspace_bytes;
+use crate::operands::{ConvConfig, Convolved, Moments};
 use crate::shapes::expect;
 use burn::backend::DType;
 use burn::backend::TensorMetadata;
@@ -28,6 +30,38 @@ use burn::backend::ops::ConvOptions;
 use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
+
+/// A pass of a convolution.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Pass {
+    /// Its result.
+    Forward,
+    /// The gradient of its input.
+    Input,
+    /// The gradient of its weight.
+    Weight,
+}
+
+/// In which class of blocks our product computes a pass of the convolution of x `[n, ci, h, w]` with w `[co, ci/g, kh, kw]`.
+///
+/// # Panics
+/// If the shapes do not fit each other.
+pub fn class_of(pass: Pass, x: [usize; 4], w: [usize; 4], config: &ConvConfig) -> Class {
+    let g = Geometry::new(x, w, &config.to_burn());
+    match pass {
+        Pass::Forward => Class::of(g.group_out(), g.images * g.pixels_out(), g.groups),
+        // All residues have the size of block of the first.
+        Pass::Input => {
+            let pixels: usize = [0, 1].into_iter().filter_map(|axis| g.residues(axis).next()).map(|residue| residue.count).product();
+            Class::of(g.channels_in / g.groups, g.images * pixels, g.groups)
+        }
+        Pass::Weight => {
+            let product = weight_product(&g);
+            let splits = if g.empty() { Splits::ONE } else { product.cut(workspace_bytes() / size_of::<f32>()) };
+            Class::of(product.m, product.n, product.batches * splits.count())
+        }
+    }
+}
 
 impl Pixels {
     /// Images, channels, rows, pixels.
@@ -174,6 +208,21 @@ pub(crate) fn weight_grad(x: CubeTensor, dy: CubeTensor, kernel: [usize; 2], opt
     }
     let (x, dy) = (Pixels::new(x), Pixels::new(dy));
     let mut product = Product {
+        a: dy.channels(g.group_out()),
+        b: x.channels(g.channels_in / g.groups),
+        scale: true_gradients(dy.tensor.dtype),
+        window: (!g.pointwise()).then(|| window(&g, &x, true)),
+        ..weight_product(&g)
+    };
+    product.splits = product.cut(workspace / size_of::<f32>());
+    let dw = empty(&dy.tensor, shape, DType::F32);
+    product.run_in_parts(&dy.tensor, &x.tensor, None, &dw);
+    dw
+}
+
+/// The sums of a weight gradient, in one part, whatever they are of.
+fn weight_product(g: &Geometry) -> Product {
+    Product {
         name: "convolution, gradient of the weight",
         m: g.group_out(),
         n: g.depth(),
@@ -181,16 +230,32 @@ pub(crate) fn weight_grad(x: CubeTensor, dy: CubeTensor, kernel: [usize; 2], opt
         outer: g.images,
         batches: g.groups,
         period: g.groups,
-        a: dy.channels(g.group_out()),
-        b: x.channels(g.channels_in / g.groups),
+        a: Layout::default(),
+        b: Layout::default(),
         c: Layout { batch: g.group_out() * g.depth(), outer: g.channels_out * g.depth(), line: g.depth(), ..Layout::default() },
         splits: Splits::ONE,
         silu: false,
-        scale: true_gradients(dy.tensor.dtype),
-        window: (!g.pointwise()).then(|| window(&g, &x, true)),
-    };
-    product.splits = product.cut(workspace / size_of::<f32>());
-    let dw = empty(&dy.tensor, shape, DType::F32);
-    product.run_in_parts(&dy.tensor, &x.tensor, None, &dw);
-    dw
+        scale: 1.0,
+        window: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::Lowering;
+
+    #[test]
+    fn the_class_of_a_pass_follows_from_its_shape_and_its_images() {
+        let of = |pass, images, [c_in, c_out]: [usize; 2], [kernel, stride]: [usize; 2], side| {
+            let config = ConvConfig::new(stride, kernel / 2, Lowering::Gemm);
+            class_of(pass, [images, c_in, side, side], [c_out, c_in, kernel, kernel], &config)
+        };
+        // 50 blocks of 64 x 128 an image,
+        assert_eq!([2, 3].map(|images| of(Pass::Forward, images, [64, 64], [3, 1], 80)), [Class::Tall, Class::TallMany]);
+        // of a quarter of the pixels 12.5,
+        assert_eq!([11, 12].map(|images| of(Pass::Input, images, [64, 64], [3, 2], 80)), [Class::Tall, Class::TallMany]);
+        // and sums of 25,600 pixels in 100 parts of 256.
+        assert_eq!([1, 2].map(|images| of(Pass::Weight, images, [32, 32], [1, 1], 160)), [Class::Medium, Class::MediumMany]);
+    }
 }

@@ -46,6 +46,7 @@ use burn::backend::ops::FloatTensorOps;
 use burn::backend::{DType, Scalar};
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
+pub use conv::{Pass, class_of};
 use launch::{covers_images, is_image_type};
 pub use roofline::Rates;
 pub use shared::{distrust_shared_memory, shared_memory_works};

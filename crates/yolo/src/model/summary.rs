@@ -49,6 +49,8 @@ pub struct Convolution {
     pub stride: usize,
     /// Height and width of its input.
     pub input: [usize; 2],
+    /// Whether batch normalisation follows.
+    pub normed: bool,
 }
 
 impl Convolution {
@@ -128,7 +130,7 @@ impl Count {
                     for (level, &size) in head_sizes.iter().enumerate() {
                         for (a, b, plain) in [&m.cv2[level], &m.cv3[level]] {
                             self.convs([a, b], size);
-                            self.conv2d(plain, size);
+                            self.conv2d(plain, size, false);
                         }
                         self.flops += 2 * (4 * REG_MAX * size[0] * size[1]) as u64;
                     }
@@ -152,16 +154,16 @@ impl Count {
 
     /// Convolution and normalisation; returns the output's size.
     fn conv(&mut self, m: &Conv, size: [usize; 2]) -> [usize; 2] {
-        let (outputs, size) = self.conv2d(&m.conv, size);
+        let (outputs, size) = self.conv2d(&m.conv, size, m.bn.is_some());
         self.layers += 1;
         self.flops += 8 * outputs as u64;
         size
     }
 
     /// The number of outputs and their size.
-    fn conv2d(&mut self, m: &Conv2d, size: [usize; 2]) -> (usize, [usize; 2]) {
+    fn conv2d(&mut self, m: &Conv2d, size: [usize; 2], normed: bool) -> (usize, [usize; 2]) {
         let [cout, cin, k, _] = m.weight.val().dims();
-        let convolution = Convolution { cin, cout, k, stride: m.stride(), input: size };
+        let convolution = Convolution { cin, cout, k, stride: m.stride(), input: size, normed };
         self.layers += 1;
         self.flops += convolution.flops();
         self.convolutions.push(convolution);

@@ -9,7 +9,7 @@ use bellows_qwen::bench::{Benchmark, Size};
 use bellows_qwen::checkpointing::Checkpointing;
 use bellows_qwen::config::SftConfig;
 use bellows_qwen::memory::Place;
-use bellows_qwen::precision::{Products, RunPrecision};
+use bellows_qwen::precision::RunPrecision;
 use bellows_qwen::speed::{processor_choices, processor_peak};
 use bellows_qwen::storage::BaseDtype;
 use serde_json::Value;
@@ -20,9 +20,9 @@ use crate::prove::{has_numbers, of_run, prove};
 /// How long ranks wait for each other.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What a device is to prove before such steps are timed on it: what a run asks.
-fn asked(size: Size, precision: RunPrecision, base_dtype: BaseDtype, products: Products) -> ProbeOptions {
-    of_run(&SftConfig { precision, base_dtype, products, ..SftConfig::default() }, Some(&size.shape()))
+/// What a device is to prove before steps of a model of this size are timed on it: what a run of them asks.
+fn asked(size: Size, of: SftConfig) -> ProbeOptions {
+    of_run(&of, Some(&size.shape()))
 }
 
 pub(crate) fn run(args: &BenchmarkArgs, signals: &Signals) -> Result<(), Failure> {
@@ -35,7 +35,8 @@ pub(crate) fn run(args: &BenchmarkArgs, signals: &Signals) -> Result<(), Failure
         RunPrecision::named(&args.precision).ok_or_else(|| Usage(format!("benchmark: there is no precision {}", args.precision)))?;
     let base_dtype = args.base_dtype.parse::<BaseDtype>().map_err(|e| Usage(format!("benchmark: {e}")))?;
     let size = Size::named(&args.size).ok_or_else(|| Usage(format!("benchmark: there is no size {}", args.size)))?;
-    let asked = asked(size, precision, base_dtype, args.products);
+    let (batch_size, max_seq_length, r, products) = (args.batch, args.seq, args.rank, args.products);
+    let asked = asked(size, SftConfig { precision, base_dtype, products, batch_size, max_seq_length, r, ..SftConfig::default() });
     let device = bellows_device::select(&device_of_rank(&args.device).parse()?, &asked)?;
     device.adopt();
     let what = Benchmark {
@@ -95,7 +96,7 @@ mod tests {
 
     #[test]
     fn a_device_proves_what_is_timed() {
-        let of = |precision| asked(Size::named("tiny").unwrap(), precision, BaseDtype::Auto, Products::Auto);
+        let of = |precision| asked(Size::named("tiny").unwrap(), SftConfig { precision, r: 4, ..SftConfig::default() });
         let [half, whole] = [RunPrecision::Fp16, RunPrecision::F32].map(of);
         assert_eq!([half.work, whole.work], [Work::HalfLanguageModel, Work::LanguageModel]);
         assert!(!half.shapes.is_empty() && !whole.shapes.is_empty() && half.shapes != whole.shapes, "{:?}", half.shapes);

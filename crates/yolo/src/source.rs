@@ -23,6 +23,8 @@ use crate::validate::ValSet;
 
 const HELD_OUT_STACKS: &str =
     "warning: images are held out one by one, so the frames before them are others than in training: name a val of whole clips";
+const LEVELS_OF_STACKS: &str =
+    "warning: hsv_v does nothing with frames or background; thermal_gain and thermal_offset vary the brightness of all channels alike";
 const ONE_CLIP: &str =
     "warning: sampler: clips=balanced changes nothing, for all images of train are of one clip (`clip` of their meta, or their folder)";
 
@@ -151,6 +153,8 @@ impl TrainingData {
         if config.copy_paste > 0.0 {
             lines.push("warning: copy_paste is not done: no object is pasted, whether labels are polygons or boxes".into());
         }
+        let asked_for = ![0.0, TrainConfig::default().hsv_v].contains(&config.hsv_v);
+        lines.extend((asked_for && config.stack().is_on()).then(|| LEVELS_OF_STACKS.into()));
         let mut scanned = |split: Split, fraction: f64| -> Result<Scan, DataError> {
             let scan = scanned(config, &data, split, fraction, progress)?;
             lines.extend(report(split, &scan));

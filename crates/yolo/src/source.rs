@@ -435,7 +435,7 @@ fn origin(config: &TrainConfig, nc: usize, channels: usize, run: Option<&Path>) 
     };
     let own = |error: Misfit| {
         let weights = run.into_iter().flat_map(|run| ["last", "best"].map(|name| run.join(format!("weights/{name}.safetensors"))));
-        weights.into_iter().find_map(|path| WeightFile::read(&path).ok()).ok_or(error)
+        weights.into_iter().find_map(|path| WeightFile::read(&path).ok()).ok_or_else(|| with_remedy(error, config))
     };
     let begun_with = |path: &str| weight_file(Path::new(path)).and_then(|chosen| Ok((WeightFile::read(&chosen.path)?, chosen.note)));
     let (file, note) = file.map(|path| begun_with(path).or_else(|error| Ok((own(error)?, None)))).transpose()?.unzip();
@@ -446,6 +446,19 @@ fn origin(config: &TrainConfig, nc: usize, channels: usize, run: Option<&Path>) 
     })?;
     let form = YoloConfig { scale, nc, channels, sppf_act: begun_from.is_none_or(|form| form.sppf_act), p2 };
     Ok(Origin { file, note: note.flatten(), form })
+}
+
+/// Of a `model` that is not there and has the name of published weights, what to do about it.
+fn with_remedy(error: Misfit, config: &TrainConfig) -> Misfit {
+    let published = config.model.strip_suffix(".pt").filter(|name| scale_of(name).is_some());
+    let missing = error.path == Path::new(&config.model) && !error.path.exists();
+    match published.filter(|_| missing) {
+        Some(name) => {
+            let remedy = format!("put your own copy of the published weights there, or begin from random ones with --model {name}");
+            Misfit { reason: format!("{}; {remedy}", error.reason), path: error.path }
+        }
+        None => error,
+    }
 }
 
 /// Builds the model that `config.model` and `config.pretrained` ask for; frozen layers are frozen. Of a run that is gone on with, `resumed`, the values

@@ -168,6 +168,7 @@ impl TrainingData {
         lines.extend(leaks((Split::Train, &train), (Split::Val, &val)));
         let by_clips = config.sampler.as_ref().is_some_and(|sampler| sampler.clips);
         lines.extend((by_clips && train.meta.clips() < 2).then(|| ONE_CLIP.into()));
+        lines.extend(config.sampler.as_ref().and_then(|sampler| sampler::no_choice(&train, sampler)));
         let weights = config.sampler.as_ref().map(|sampler| sampler::weights(&train, sampler, data.names.len())).unwrap_or_default();
         let fingerprint = fingerprint(&[&train, &val], deep.then_some(normalisation));
         let grouped = config.group_by.as_ref().is_some_and(|keys| !keys.is_empty());

@@ -49,6 +49,18 @@ pub(crate) fn weights(scan: &Scan, sampler: &Sampler, nc: usize) -> Vec<f64> {
     weights
 }
 
+/// Why the share of images without objects that `sampler` asks for changes nothing of `scan`, where it does not.
+pub(crate) fn no_choice(scan: &Scan, sampler: &Sampler) -> Option<String> {
+    let share = sampler.empty?;
+    let empty = (0..scan.len()).filter(|&i| scan.labels(i).is_empty()).count();
+    let what = match empty {
+        0 => "have objects",
+        n if n == scan.len() => "are without objects",
+        _ => return None,
+    };
+    Some(format!("warning: sampler: empty={share} changes nothing, for all images of train {what}"))
+}
+
 /// How many images an epoch has.
 pub(crate) fn epoch_length(images: usize, sampler: &Sampler) -> usize {
     ((images as f64 * sampler.epoch.unwrap_or(1.0)).round() as usize).max(1)
@@ -191,5 +203,13 @@ mod tests {
         let all = Sampler { clips: true, classes: true, empty: Some(0.25), epoch: Some(0.5) };
         assert!((share(all, &|i| (8..16).contains(&i)) - 0.25).abs() < 1e-12);
         assert_eq!(epoch_length(20, &all), 10);
+        // Where all are of one kind, there is no share to be had, and that is said.
+        assert_eq!(no_choice(&found, &all), None);
+        let config = DataConfig::parse("train: images/b\nval: images\nnames: [a, b]\n", &dir.path().join("d.yaml")).unwrap();
+        let full = scan(&config, Split::Train, &ScanOptions { cache_dir: None, ..ScanOptions::default() }, &|_, _| {}).unwrap();
+        assert!(
+            no_choice(&full, &all).is_some_and(|line| line.contains("empty=0.25 changes nothing, for all images of train have objects"))
+        );
+        assert_eq!(no_choice(&full, &plain), None, "nobody asked");
     }
 }

@@ -101,7 +101,7 @@ fn the_recipe_for_a_card_of_six_gigabytes_fits_it() {
     }
     // It begins from a copy of weights that is the user's own.
     let (_, error) = plan(&[], 2);
-    assert!(error.contains("yolov8n.pt"), "{error}");
+    assert!(error.contains("yolov8n.pt: there is no such file or folder; ") && error.contains("with --model yolov8n"), "{error}");
     let misspelt = dir.path().join("recipe.yaml");
     std::fs::write(&misspelt, text.replace("thermal_drift:", "thermal_drfit:")).unwrap();
     let (_, error) = expect_code(&mut yolo_train(dir.path(), &["plan", "--config", "recipe.yaml", "--model", "yolov8n"]), 2);

@@ -167,8 +167,8 @@ pub trait Task: Send + Sync {
         false
     }
 
-    /// The batches of an epoch, as sample indices; `None` leaves it to the Learner, which shuffles and cuts. The number of batches must be the
-    /// same in every epoch.
+    /// The batches of an epoch, as sample indices (numbers that [`batch`](Self::batch) knows the meaning of); `None` leaves it to the Learner, which shuffles
+    /// and cuts. The number of batches must be the same in every epoch.
     fn plan(&self, _draw: Draw) -> Option<Vec<Vec<usize>>> {
         None
     }

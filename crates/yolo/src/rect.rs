@@ -40,7 +40,7 @@ impl Rect {
         self.sizes.len()
     }
 
-    /// The batches of the epoch of `draw`, which has these samples: those of all ranks one after the other.
+    /// The batches of the epoch of `draw`, which has these samples, numbered as [`augment`](crate::data::augment()) has them: those of all ranks one after the other.
     pub(crate) fn plan(&self, draw: Draw, samples: &[usize]) -> Vec<Vec<usize>> {
         let batches = self.batches(draw, samples);
         batches.iter().flat_map(|together| together.indices.chunks(self.batch[0])).map(<[usize]>::to_vec).collect()
@@ -59,7 +59,7 @@ impl Rect {
 
     /// What all ranks train on together, batch by batch. The last one, which may have fewer images, stays the last.
     fn batches(&self, draw: Draw, samples: &[usize]) -> Vec<RectBatch> {
-        let sizes: Vec<Size> = samples.iter().map(|&i| self.sizes[i]).collect();
+        let sizes: Vec<Size> = samples.iter().map(|&i| self.sizes[i % self.sizes.len()]).collect();
         let together = self.batch[0] * self.batch[1];
         let mut batches = rect_batches(&sizes, together, self.imgsz, STRIDE as u32, 0.0);
         batches.iter_mut().flat_map(|batch| &mut batch.indices).for_each(|i| *i = samples[*i]);
@@ -127,6 +127,9 @@ mod tests {
         );
         assert!((1..9).all(|epoch| sorted(epoch).1 == batches) && (1..9).any(|epoch| sorted(epoch).0 != first));
         assert_eq!(sorted(0).0, first, "a function of seed and epoch");
+        // Takes after the first have numbers beyond those of the images.
+        let again = rect.plan(draw(0, 0), &samples.map(|i| i + 12));
+        assert_eq!(again.iter().map(|batch| batch.iter().map(|i| i - 12).collect()).collect::<Vec<Vec<usize>>>(), first);
     }
 
     #[test]

@@ -23,6 +23,8 @@ use crate::validate::ValSet;
 
 const HELD_OUT_STACKS: &str =
     "warning: images are held out one by one, so the frames before them are others than in training: name a val of whole clips";
+const LEVELS_OF_STACKS: &str =
+    "warning: hsv_v does nothing with frames or background; thermal_gain and thermal_offset vary the brightness of all channels alike";
 const ONE_CLIP: &str =
     "warning: sampler: clips=balanced changes nothing, for all images of train are of one clip (`clip` of their meta, or their folder)";
 
@@ -151,6 +153,8 @@ impl TrainingData {
         if config.copy_paste > 0.0 {
             lines.push("warning: copy_paste is not done: no object is pasted, whether labels are polygons or boxes".into());
         }
+        let asked_for = ![0.0, TrainConfig::default().hsv_v].contains(&config.hsv_v);
+        lines.extend((asked_for && config.stack().is_on()).then(|| LEVELS_OF_STACKS.into()));
         let mut scanned = |split: Split, fraction: f64| -> Result<Scan, DataError> {
             let scan = scanned(config, &data, split, fraction, progress)?;
             lines.extend(report(split, &scan));
@@ -164,6 +168,7 @@ impl TrainingData {
         lines.extend(leaks((Split::Train, &train), (Split::Val, &val)));
         let by_clips = config.sampler.as_ref().is_some_and(|sampler| sampler.clips);
         lines.extend((by_clips && train.meta.clips() < 2).then(|| ONE_CLIP.into()));
+        lines.extend(config.sampler.as_ref().and_then(|sampler| sampler::no_choice(&train, sampler)));
         let weights = config.sampler.as_ref().map(|sampler| sampler::weights(&train, sampler, data.names.len())).unwrap_or_default();
         let fingerprint = fingerprint(&[&train, &val], deep.then_some(normalisation));
         let grouped = config.group_by.as_ref().is_some_and(|keys| !keys.is_empty());
@@ -372,6 +377,10 @@ fn order(lens: [usize; 2], before: &[Vec<Option<u32>>], weights: &[f64], groups:
     groups.iter().for_each(|by| indices(&by.of));
     groups.iter().for_each(|by| hash.update(format!("{} {:?}", by.key, by.names)));
     weights.iter().for_each(|weight| hash.update(weight.to_bits().to_le_bytes()));
+    if !weights.is_empty() {
+        // Takes of one image have not always been told apart.
+        hash.update("takes");
+    }
     hex(hash)
 }
 
@@ -427,7 +436,7 @@ fn origin(config: &TrainConfig, nc: usize, channels: usize, run: Option<&Path>) 
     };
     let own = |error: Misfit| {
         let weights = run.into_iter().flat_map(|run| ["last", "best"].map(|name| run.join(format!("weights/{name}.safetensors"))));
-        weights.into_iter().find_map(|path| WeightFile::read(&path).ok()).ok_or(error)
+        weights.into_iter().find_map(|path| WeightFile::read(&path).ok()).ok_or_else(|| with_remedy(error, config))
     };
     let begun_with = |path: &str| weight_file(Path::new(path)).and_then(|chosen| Ok((WeightFile::read(&chosen.path)?, chosen.note)));
     let (file, note) = file.map(|path| begun_with(path).or_else(|error| Ok((own(error)?, None)))).transpose()?.unzip();
@@ -438,6 +447,19 @@ fn origin(config: &TrainConfig, nc: usize, channels: usize, run: Option<&Path>) 
     })?;
     let form = YoloConfig { scale, nc, channels, sppf_act: begun_from.is_none_or(|form| form.sppf_act), p2 };
     Ok(Origin { file, note: note.flatten(), form })
+}
+
+/// Of a `model` that is not there and has the name of published weights, what to do about it.
+fn with_remedy(error: Misfit, config: &TrainConfig) -> Misfit {
+    let published = config.model.strip_suffix(".pt").filter(|name| scale_of(name).is_some());
+    let missing = error.path == Path::new(&config.model) && !error.path.exists();
+    match published.filter(|_| missing) {
+        Some(name) => {
+            let remedy = format!("put your own copy of the published weights there, or begin from random ones with --model {name}");
+            Misfit { reason: format!("{}; {remedy}", error.reason), path: error.path }
+        }
+        None => error,
+    }
 }
 
 /// Builds the model that `config.model` and `config.pretrained` ask for; frozen layers are frozen. Of a run that is gone on with, `resumed`, the values
@@ -534,5 +556,6 @@ mod tests {
             assert!(all[..i].iter().all(|b| a != b), "{i}");
         }
         assert_eq!(all[0], order([3, 1], &[vec![], vec![]], &[], &[]), "of settings that ask for none of it");
+        assert_ne!(all[4], "e61f792ff27cf3942146629d92cf9245", "of a program that took an image again as the same sample");
     }
 }

@@ -117,7 +117,7 @@ impl DetectionTask {
         self.rect.as_ref().map_or(square, |rect| rect.shape(draw, || self.samples(draw, images)))
     }
 
-    /// The samples of an epoch of `images` in the order they are drawn in.
+    /// The samples of an epoch of `images` in the order they are drawn in, numbered as [`augment()`] has them.
     fn samples(&self, draw: Draw, images: usize) -> Vec<usize> {
         match &self.config.sampler {
             Some(sampler) if !self.weight_sums.is_empty() => {
@@ -405,6 +405,25 @@ mod tests {
             let shape = |part: &[usize]| all.batch(&data, draw(1, 4 + step as u64), part).unwrap().shape[2..].to_vec();
             assert!(batch.iter().all(|&i| shape(&[i]) == shape(batch)), "{step}");
         }
+    }
+
+    #[test]
+    fn an_image_taken_again_is_another_sample_whatever_its_batch_is_cut_into() {
+        let config = TrainConfig { sampler: Some(Sampler::default()), batch: BatchSize::Images(6), ..TrainConfig::default() };
+        let weight_sums: Vec<f64> = (0..12).map(|i| 6.0 + f64::from(i)).collect();
+        let task = DetectionTask { weight_sums, ..task(config, 3) };
+        let data = InMemDataset::new(vec![item(); 12]);
+        let draw = Draw { seed: 1, epoch: 0, epochs: 5, step: 0, first: 0 };
+        let images = |indices: &[usize]| task.batch(&data, draw, indices).unwrap().images;
+        let plan = task.plan(draw).unwrap();
+        for batch in &plan {
+            for part in [1, 2, 4] {
+                assert!(batch.chunks(part).flat_map(images).collect::<Vec<u8>>() == images(batch), "{part}");
+            }
+        }
+        let again: Vec<usize> = plan.concat().into_iter().filter(|sample| sample % 12 == 0).collect();
+        let unlike: BTreeSet<Vec<u8>> = again.iter().map(|&sample| images(&[sample])).collect();
+        assert!(again.len() > 3 && unlike.len() == again.len(), "six of seventeen parts of twelve: {again:?}");
     }
 
     #[test]

@@ -240,7 +240,7 @@ settings! {
         /// nothing on gray images
         hsv_s: f64 = 0.7;
         /// Value (brightness) gain
-        /// nothing with `channels: 1`
+        /// nothing with `channels: 1`, with frames or with background
         hsv_v: f64 = 0.4;
         /// Thermal cameras: gain about middle gray, 1 +/- this
         thermal_gain: f64 = 0.0;

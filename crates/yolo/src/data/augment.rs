@@ -1,6 +1,6 @@
 //! One training sample: tiles, mosaic, perspective, mixup, cutmix, brightness, what a thermal camera varies, flips, in the order and with the defaults detector users know.
 //!
-//! [`augment`] is a pure function of (dataset, seed, epoch, index, settings). Partners of mosaic, mixup and cutmix are drawn by hash over the whole
+//! [`augment`] is a pure function of (dataset, seed, epoch, sample, settings). Partners of mosaic, mixup and cutmix are drawn by hash over the whole
 //! set (by the sampler's weights where there is one; of images in shards over the window that is being read), so no buffer of recent images has to be kept, shared or saved. Where labels are polygons, boxes are taken from them after the warp. Copy-paste
 //! is not done (`source` warns).
 
@@ -66,13 +66,14 @@ impl TrainView<'_> {
     }
 }
 
-/// The training sample at `index`.
+/// The training sample of this number: of the image `sample` where that is below the number of images. Of as many images more it is the same image taken
+/// again, with draws of its own; what is drawn for the first take is what is drawn where every image is taken once.
 ///
 /// # Errors
 /// [`DataError::Item`] when an image cannot be read, [`DataError::Invalid`] for a mosaic in a rectangle.
-pub fn augment(dataset: &dyn Dataset<Item>, index: usize, view: &TrainView) -> Result<Sample, DataError> {
-    let config = view.config;
-    let draw = |stream| Draw::new(view.seed, stream, view.epoch, index as u64);
+pub fn augment(dataset: &dyn Dataset<Item>, sample: usize, view: &TrainView) -> Result<Sample, DataError> {
+    let (config, index) = (view.config, sample % dataset.len().max(1));
+    let draw = |stream| Draw::new(view.seed, stream, view.epoch, sample as u64);
     let other = |draw: &mut Draw| view.partner(index, dataset.len(), draw);
     let (mut scene, name, original) = compose(dataset, index, view, &mut draw("compose"))?;
     if config.mosaic_open {

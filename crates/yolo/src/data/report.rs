@@ -27,8 +27,30 @@ pub fn report(split: Split, scan: &Scan) -> Vec<String> {
     if scan.bad.len() > NAMED {
         lines.push(format!("{key}: ignored {} more", scan.bad.len() - NAMED));
     }
-    if scan.all_labels().is_empty() {
+    // Those of a test split may be somebody else's to keep.
+    if split != Split::Test && scan.all_labels().is_empty() {
         lines.push(format!("{key}: warning: no labels at all, nothing can be learnt from these images"));
     }
     lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::image::tests::jpeg;
+    use crate::data::{DataConfig, ScanOptions, scan};
+
+    #[test]
+    fn labels_are_missed_where_they_are_learnt_from_or_judged_by() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(dir.path().join("images")).unwrap();
+        std::fs::write(dir.path().join("images/a.jpg"), jpeg(64, 48)).unwrap();
+        let text = "train: images\nval: images\ntest: images\nnames: [a]\n";
+        let config = DataConfig::parse(text, &dir.path().join("d.yaml")).unwrap();
+        let warned = |split| {
+            let found = scan(&config, split, &ScanOptions { cache_dir: None, ..ScanOptions::default() }, &|_, _| {}).unwrap();
+            report(split, &found).iter().any(|line| line.contains("no labels at all"))
+        };
+        assert_eq!(Split::ALL.map(warned), [true, true, false]);
+    }
 }

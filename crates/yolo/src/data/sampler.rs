@@ -3,6 +3,8 @@
 //! Every image has a weight, and an epoch of n images takes each about n times its share of all weights: systematic sampling, n points a step apart
 //! on the line of all weights, from a start that is drawn for the epoch. So counts differ from their expectation by less than one, and of a clip whose
 //! frames stand side by side in the order of paths, as those of a folder do, the points take frames spread evenly over its time, in each epoch others.
+//! An image that an epoch takes again is another sample: its takes are told apart by their numbers, and draws follow these. As the same sample to the bit
+//! it would teach nothing but to remember it.
 //! What mosaic, mixup and cutmix put beside an image is drawn by the same weights: of four images in a mosaic three would be of the whole set otherwise.
 
 use bellows_learner::rng::Rng;
@@ -47,6 +49,18 @@ pub(crate) fn weights(scan: &Scan, sampler: &Sampler, nc: usize) -> Vec<f64> {
     weights
 }
 
+/// Why the share of images without objects that `sampler` asks for changes nothing of `scan`, where it does not.
+pub(crate) fn no_choice(scan: &Scan, sampler: &Sampler) -> Option<String> {
+    let share = sampler.empty?;
+    let empty = (0..scan.len()).filter(|&i| scan.labels(i).is_empty()).count();
+    let what = match empty {
+        0 => "have objects",
+        n if n == scan.len() => "are without objects",
+        _ => return None,
+    };
+    Some(format!("warning: sampler: empty={share} changes nothing, for all images of train {what}"))
+}
+
 /// How many images an epoch has.
 pub(crate) fn epoch_length(images: usize, sampler: &Sampler) -> usize {
     ((images as f64 * sampler.epoch.unwrap_or(1.0)).round() as usize).max(1)
@@ -67,14 +81,23 @@ fn image_at(ends: &[f64], point: f64) -> usize {
     ends.partition_point(|&end| end <= point)
 }
 
-/// The images of an epoch of `count`, in the order they are trained on.
+/// The samples of an epoch of `count`, in the order they are trained on: an image's number, and for each take of it that was counted before, the number of all
+/// images more ([`super::augment()`] makes a sample of that).
 pub(crate) fn epoch_samples(ends: &[f64], count: usize, seed: u64, epoch: u64) -> Vec<usize> {
     let total = ends.last().copied().unwrap_or_default();
     let step = total / count as f64;
     let start = Rng::new(seed, "sampler", epoch, 0).unit() * step;
     // Rounding may leave the last point beyond the end of the line.
     let last = ends.partition_point(|&end| end < total);
-    let mut samples: Vec<usize> = (0..count).map(|i| image_at(ends, start + step * i as f64).min(last)).collect();
+    // Points of one image follow each other.
+    let (mut before, mut takes) = (None, 0_usize);
+    let sample = |i: usize| {
+        let image = image_at(ends, start + step * i as f64).min(last);
+        takes = if before == Some(image) { takes + 1 } else { 0 };
+        before = Some(image);
+        image + takes * ends.len()
+    };
+    let mut samples: Vec<usize> = (0..count).map(sample).collect();
     let mut order = Rng::new(seed, "sampled order", epoch, 0);
     for i in (1..samples.len()).rev() {
         samples.swap(i, order.below(i as u64 + 1) as usize);
@@ -98,7 +121,7 @@ mod tests {
 
     fn counts(weights: &[f64], count: usize, epoch: u64) -> Vec<usize> {
         let mut counts = vec![0; weights.len()];
-        epoch_samples(&ends(weights), count, 7, epoch).iter().for_each(|&i| counts[i] += 1);
+        epoch_samples(&ends(weights), count, 7, epoch).iter().for_each(|&i| counts[i % weights.len()] += 1);
         counts
     }
 
@@ -125,6 +148,17 @@ mod tests {
         assert!((0..8).any(|epoch| sorted(epoch) != sorted(8)), "other frames in other epochs");
         let sorted = sorted(6);
         assert!(sorted.windows(2).all(|w| w[1] - w[0] == 10), "{sorted:?}");
+    }
+
+    #[test]
+    fn takes_of_an_image_are_told_apart() {
+        for epoch in 0..20 {
+            let mut samples = epoch_samples(&ends(&[1.0, 0.0, 3.0]), 8, 7, epoch);
+            samples.sort_unstable();
+            assert_eq!(samples, [0, 2, 3, 5, 8, 11, 14, 17], "two of the first and six of the last");
+        }
+        let once = epoch_samples(&ends(&[1.0; 100]), 50, 7, 3);
+        assert!(once.iter().all(|&i| i < 100), "what is taken once goes by its own number: {once:?}");
     }
 
     #[test]
@@ -169,5 +203,13 @@ mod tests {
         let all = Sampler { clips: true, classes: true, empty: Some(0.25), epoch: Some(0.5) };
         assert!((share(all, &|i| (8..16).contains(&i)) - 0.25).abs() < 1e-12);
         assert_eq!(epoch_length(20, &all), 10);
+        // Where all are of one kind, there is no share to be had, and that is said.
+        assert_eq!(no_choice(&found, &all), None);
+        let config = DataConfig::parse("train: images/b\nval: images\nnames: [a, b]\n", &dir.path().join("d.yaml")).unwrap();
+        let full = scan(&config, Split::Train, &ScanOptions { cache_dir: None, ..ScanOptions::default() }, &|_, _| {}).unwrap();
+        assert!(
+            no_choice(&full, &all).is_some_and(|line| line.contains("empty=0.25 changes nothing, for all images of train have objects"))
+        );
+        assert_eq!(no_choice(&full, &plain), None, "nobody asked");
     }
 }

@@ -98,12 +98,9 @@ pub fn group_metrics(evaluator: &CocoEvaluator, key: &str, names: &[String], gro
         })
         .collect();
     let each: Vec<f64> = groups.iter().filter_map(|g| g.coco.map50).collect();
-    let stability = summary(&whole).map50.zip(variation(&each)).map(|(map50, cov)| Stability {
-        map50,
-        cov,
-        score: map50 * (1.0 - cov),
-        cov_interval: intervals.cov(),
-        score_interval: intervals.score(),
+    let stability = summary(&whole).map50.zip(variation(&each)).map(|(map50, cov)| {
+        let score = map50 * (1.0 - cov);
+        Stability { map50, cov, score, cov_interval: intervals.cov(cov), score_interval: intervals.score(score) }
     });
     Grouped { key: key.into(), groups, stability }
 }
@@ -191,6 +188,11 @@ mod tests {
         let value = all.groups[1].coco.map50.unwrap();
         assert!(low < value && value < high && low >= 0.0 && high <= 1.0, "{low} {value} {high}");
         assert_eq!(all, group_metrics(&evaluator, "month", &names(), &group, &clip), "no draw is of chance");
+        let stability = all.stability.unwrap();
+        for (name, value, interval) in &stability.numbers()[1..] {
+            let [low, high] = interval.unwrap();
+            assert!(low <= *value && *value <= high && low < high, "{name}: {low} {value} {high}");
+        }
         let one_clip = group_metrics(&evaluator, "month", &names(), &group, &[0; 24]);
         assert_eq!(one_clip.groups[1].interval, None, "one clip says nothing of others");
         assert_eq!(one_clip.stability.and_then(|s| s.cov_interval), None);

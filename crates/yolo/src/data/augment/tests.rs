@@ -265,6 +265,23 @@ fn what_is_equal_in_a_stack_stays_equal() {
     assert!(most > 4, "{most}: several images are in one");
 }
 
+/// As a sampler takes it that weighs the image more than others: the same sample again would be learnt by heart.
+#[test]
+fn an_image_taken_again_is_another_sample() {
+    let dataset = marked(8, 1);
+    for mosaic in [0.0, 1.0] {
+        let config = AugmentConfig { mosaic, ..AugmentConfig::default() };
+        let take = |sample| augment(&dataset, sample, &view(&config, 96)).unwrap();
+        for index in 0..8 {
+            let takes = [index, index + 8, index + 16].map(take);
+            assert!(takes.iter().all(|sample| (sample.index, sample.name.as_str()) == (index, format!("{index}.jpg").as_str())));
+            let [first, second, third] = takes.map(|sample| sample.frame.pixels);
+            assert!(first != second && second != third && third != first, "{index}");
+            assert_eq!(second, take(index + 8).frame.pixels, "a function of its number");
+        }
+    }
+}
+
 #[test]
 fn a_sampler_decides_what_stands_beside_an_image() {
     // Half of the images are black; by its weights none of them comes into another's sample.

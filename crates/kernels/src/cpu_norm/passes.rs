@@ -17,6 +17,27 @@ impl Channel {
         let rstd = 1.0 / (f64::from(variance) + epsilon).sqrt();
         Self { mean, rstd: rstd as f32, scale: (f64::from(gamma) * rstd) as f32, beta }
     }
+
+    /// silu(z) or z.
+    #[inline(always)]
+    fn output<S: Simd>(&self, simd: S, x: S::V, silu: bool) -> S::V {
+        let z = simd.mul_add(simd.sub(x, simd.splat(self.mean)), simd.splat(self.scale), simd.splat(self.beta));
+        if silu { simd.silu(z) } else { z }
+    }
+
+    /// `[dz, x - mean]` of `dy`.
+    #[inline(always)]
+    fn slopes<S: Simd>(&self, simd: S, x: S::V, dy: S::V, silu: bool) -> [S::V; 2] {
+        let centred = simd.sub(x, simd.splat(self.mean));
+        if !silu {
+            return [dy, centred];
+        }
+        let z = simd.mul_add(centred, simd.splat(self.scale), simd.splat(self.beta));
+        let s = simd.sigmoid(z);
+        // s (1 + z (1 - s)) = s + s z (1 - s)
+        let zs = simd.mul(z, s);
+        [simd.mul(dy, simd.add(s, simd.sub(zs, simd.mul(zs, s)))), centred]
+    }
 }
 
 /// `[Σ (x - centre), Σ (x - centre)²]`.
@@ -54,6 +75,14 @@ impl Task for Sums<'_> {
     }
 }
 
+/// The whole vectors of both, and what is left of each: a loop over parts that are all whole has no branches, and more of it is under way at once.
+#[inline(always)]
+fn split<'a, S: Simd>(x: &'a [f32], out: &'a mut [f32]) -> ([&'a [f32]; 2], [&'a mut [f32]; 2]) {
+    let whole = x.len() / S::LANES * S::LANES;
+    let ((x, rest), (out, rest_out)) = (x.split_at(whole), out.split_at_mut(whole));
+    ([x, rest], [out, rest_out])
+}
+
 /// out = silu(z) or z.
 pub(super) struct Output<'a> {
     pub(super) x: &'a [f32],
@@ -67,12 +96,12 @@ impl Task for Output<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Channel { mean, scale, beta, .. } = self.channel;
-        let (mean, scale, beta) = (simd.splat(mean), simd.splat(scale), simd.splat(beta));
-        for (x, out) in self.x.chunks(S::LANES).zip(self.out.chunks_mut(S::LANES)) {
-            let z = simd.mul_add(simd.sub(simd.read(x), mean), scale, beta);
-            simd.write(if self.silu { simd.silu(z) } else { z }, out);
+        let Self { x, channel, silu, out } = self;
+        let ([x, rest], [out, rest_out]) = split::<S>(x, out);
+        for (x, out) in x.chunks_exact(S::LANES).zip(out.chunks_exact_mut(S::LANES)) {
+            simd.store(channel.output(simd, simd.load(x), silu), out);
         }
+        simd.write(channel.output(simd, simd.read(rest), silu), rest_out);
     }
 }
 
@@ -89,29 +118,22 @@ impl Task for Slopes<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) -> [f64; 2] {
-        let Channel { mean, scale, beta, .. } = self.channel;
-        let (mean, scale, beta) = (simd.splat(mean), simd.splat(scale), simd.splat(beta));
+        let (channel, silu) = (self.channel, self.silu);
         let mut sums = [0.0; 2];
         for (x, dy) in self.x.chunks(RUN).zip(self.dy.chunks_mut(RUN)) {
             let (mut sum, mut product) = (simd.zero(), simd.zero());
-            for (x, dy) in x.chunks(S::LANES).zip(dy.chunks_mut(S::LANES)) {
-                let (centred, mut dz) = (simd.sub(simd.read(x), mean), simd.read(dy));
-                if self.silu {
-                    let z = simd.mul_add(centred, scale, beta);
-                    let s = simd.sigmoid(z);
-                    // s (1 + z (1 - s)) = s + s z (1 - s)
-                    let zs = simd.mul(z, s);
-                    dz = simd.mul(dz, simd.add(s, simd.sub(zs, simd.mul(zs, s))));
-                    simd.write(dz, dy);
-                }
-                let n = x.len();
-                if n == S::LANES {
-                    sum = simd.add(sum, dz);
-                    product = simd.mul_add(dz, centred, product);
-                } else {
-                    sums[0] += simd.total(dz, n);
-                    sums[1] += simd.total(simd.mul(dz, centred), n);
-                }
+            let ([x, rest], [dy, rest_dy]) = split::<S>(x, dy);
+            for (x, dy) in x.chunks_exact(S::LANES).zip(dy.chunks_exact_mut(S::LANES)) {
+                let [dz, centred] = channel.slopes(simd, simd.load(x), simd.load(dy), silu);
+                simd.store(dz, dy);
+                sum = simd.add(sum, dz);
+                product = simd.mul_add(dz, centred, product);
+            }
+            if !rest.is_empty() {
+                let [dz, centred] = channel.slopes(simd, simd.read(rest), simd.read(rest_dy), silu);
+                simd.write(dz, rest_dy);
+                sums[0] += simd.total(dz, rest.len());
+                sums[1] += simd.total(simd.mul(dz, centred), rest.len());
             }
             sums[0] += simd.total(sum, S::LANES);
             sums[1] += simd.total(product, S::LANES);
@@ -136,11 +158,18 @@ impl Task for InputGrad<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let (mean, scale) = (simd.splat(self.channel.mean), simd.splat(self.channel.scale));
-        let (mean_dz, slope) = (simd.splat(self.mean_dz), simd.splat(self.slope));
-        for (x, dz) in self.x.chunks(S::LANES).zip(self.dz.chunks_mut(S::LANES)) {
-            let centred_dz = simd.sub(simd.read(dz), simd.mul_add(simd.sub(simd.read(x), mean), slope, mean_dz));
-            simd.write(simd.mul(scale, centred_dz), dz);
+        let Self { x, channel, mean_dz, slope, dz } = self;
+        let (mean, scale) = (simd.splat(channel.mean), simd.splat(channel.scale));
+        let of = [mean, scale, simd.splat(mean_dz), simd.splat(slope)];
+        let ([x, rest], [dz, rest_dz]) = split::<S>(x, dz);
+        for (x, dz) in x.chunks_exact(S::LANES).zip(dz.chunks_exact_mut(S::LANES)) {
+            simd.store(input_grad(simd, simd.load(x), simd.load(dz), of), dz);
         }
+        simd.write(input_grad(simd, simd.read(rest), simd.read(rest_dz), of), rest_dz);
     }
+}
+
+#[inline(always)]
+fn input_grad<S: Simd>(simd: S, x: S::V, dz: S::V, [mean, scale, mean_dz, slope]: [S::V; 4]) -> S::V {
+    simd.mul(scale, simd.sub(dz, simd.mul_add(simd.sub(x, mean), slope, mean_dz)))
 }

@@ -21,7 +21,7 @@ use super::launch::true_gradients;
 use super::matmul::{Layout, Product, Splits, Window};
 use super::pixels::{Pixels, empty, zeros};
 use super::sizes::Class;
-use super::workspace_bytes;
+use super::workspace::workspace_bytes;
 use crate::operands::{ConvConfig, Convolved, Moments};
 use crate::shapes::expect;
 use burn::backend::DType;

@@ -3,7 +3,7 @@
 use super::launch::is_image_type;
 use super::matmul::{Layout, Product, Splits};
 use super::packing::Packing;
-use super::workspace_bytes;
+use super::workspace::workspace_bytes;
 use crate::matrices::MatrixOps;
 use crate::policy::{Lowering, default_lowering};
 use burn::backend::DType;

@@ -36,6 +36,7 @@ pub(crate) mod stripes;
 pub(crate) mod sums;
 pub(crate) mod trace;
 mod units;
+mod workspace;
 
 use crate::operands::{Bias, ConvConfig, Convolved, Moments, NormChannels, NormGrads, NormOutput, NormStep};
 use crate::ops::{Keeps, KernelOps};
@@ -52,27 +53,10 @@ pub use roofline::Rates;
 pub use shared::{distrust_shared_memory, shared_memory_works};
 pub use sizes::{Class, Maker, Size, set_maker, set_tuned};
 use std::sync::Once;
-use std::sync::atomic::{AtomicUsize, Ordering};
 pub use trace::{Counted, Done, Launches, Work, launches, most_at_launches};
 pub use units::matrix_units;
-
-/// One megabyte unless [`set_workspace_mb`] says otherwise: a weight of YOLOv8n that is larger makes blocks enough for a GPU by itself.
-static WORKSPACE: AtomicUsize = AtomicUsize::new(1 << 20);
-
-/// Limits the parts of a weight gradient that a convolution by matrix product holds at a time, in every thread.
-pub fn set_workspace_mb(megabytes: usize) {
-    set_workspace_bytes(megabytes.saturating_mul(1 << 20));
-}
-
-/// [`set_workspace_mb`] in bytes.
-pub fn set_workspace_bytes(bytes: usize) {
-    WORKSPACE.store(bytes, Ordering::Relaxed);
-}
-
-/// The limit in bytes.
-fn workspace_bytes() -> usize {
-    WORKSPACE.load(Ordering::Relaxed)
-}
+use workspace::workspace_bytes;
+pub use workspace::{set_workspace_bytes, set_workspace_mb};
 
 /// Whether this module computes the convolution of these images with that weight; says once which kernels that means.
 fn ours(image: &CubeTensor, weight: Option<&CubeTensor>, config: &ConvConfig) -> bool {

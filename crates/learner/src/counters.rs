@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::scaling::LossScale;
+use crate::scaling::{LossScale, LossScaling};
 
 /// A batch, by its epoch and its position in it, both from 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -175,9 +175,11 @@ impl Counters {
     }
 
     /// These, of an earlier checkpoint, as a run goes on with them that was at `now`: what was counted stays counted, the learning rate is
-    /// halved, and the batches that went wrong do not come again.
-    pub(crate) fn roll_back_from(&mut self, now: &Self) {
-        let Self { batches, skipped, unreadable, split, loss_scale, elapsed_s, .. } = *now;
+    /// halved, and the batches that went wrong do not come again. The loss is scaled by what its scale had come down to, unless it could come down no further:
+    /// then it was not the scale.
+    pub(crate) fn roll_back_from(&mut self, now: &Self, scaling: Option<LossScaling>) {
+        let Self { batches, skipped, unreadable, split, elapsed_s, .. } = *now;
+        let loss_scale = now.loss_scale.filter(|scale| !scaling.is_some_and(|scaling| scale.is_least(scaling))).or(self.loss_scale);
         let mut passed_over = now.passed_over.clone();
         passed_over.push(now.in_trouble());
         *self = Self {

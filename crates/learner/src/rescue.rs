@@ -41,7 +41,7 @@ impl<T: Task> Run<T> {
         self.turn_state_to(&checkpoint)?;
         self.journal.take_back(&checkpoint);
         let (from, last) = now.in_trouble();
-        self.state.counters.roll_back_from(&now);
+        self.state.counters.roll_back_from(&now, self.settings.config.loss_scaling);
         let Counters { epoch, position, lr_scale, rollbacks, .. } = self.state.counters;
         let in_a_row = now.skipped_in_a_row.max(now.lost_updates);
         self.tell(

@@ -151,13 +151,14 @@ fn of_this_program(part: &Path) -> Result<(), Usage> {
 pub(crate) fn device(config: &TrainConfig, reprobe: bool, tune: bool) -> Result<Selected, Failure> {
     let lowering = config.lowering().map_err(Usage)?;
     let work = if config.half() { Work::HalfDetector } else { Work::Detector };
+    // The blocks of weight gradients follow from it.
+    cube::set_workspace_mb(config.conv_workspace_mb);
     let shapes = if config.device == "cpu" { Vec::new() } else { shapes(config) };
     let options = ProbeOptions { reprobe, tune, shapes, lowering: Some(lowering), ..ProbeOptions::of(work) };
     let device = pick_device(&config.device, &options)?;
     if config.half() {
         has_half(&device)?;
     }
-    cube::set_workspace_mb(config.conv_workspace_mb);
     Ok(device)
 }
 

@@ -24,7 +24,7 @@ use super::listing::label_path;
 use super::record::{BadFile, Content, Record, Stamp};
 use crate::boxes::Label;
 
-const MAGIC: &[u8; 12] = b"BELLOWSCAN04";
+const MAGIC: &[u8; 12] = b"BELLOWSCAN05";
 const SAMPLES: usize = 64;
 const SAMPLE_BYTES: u64 = 4096;
 

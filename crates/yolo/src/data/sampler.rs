@@ -54,8 +54,8 @@ pub(crate) fn no_choice(scan: &Scan, sampler: &Sampler) -> Option<String> {
     let share = sampler.empty?;
     let empty = (0..scan.len()).filter(|&i| scan.labels(i).is_empty()).count();
     let what = match empty {
-        0 => "have objects",
-        n if n == scan.len() => "are without objects",
+        0 if share > 0.0 => "have objects",
+        n if n == scan.len() && share < 1.0 => "are without objects",
         _ => return None,
     };
     Some(format!("warning: sampler: empty={share} changes nothing, for all images of train {what}"))

@@ -281,9 +281,8 @@ pub fn scan(config: &DataConfig, split: Split, options: &ScanOptions, progress: 
                 fresh.fetch_add(1, Ordering::Relaxed);
                 let of_files = || {
                     let content = check(image, label.as_deref());
-                    // What may not be read today may be tomorrow, under the same size and time.
-                    let unread = content.is_err() && cache::sample(image).is_none();
-                    Record { stamp: if unread { Stamp::NEVER } else { stamp }, content }
+                    // What may not be read today may be tomorrow, and what stands in its way may be gone, under the same size and time.
+                    Record { stamp: if content.is_err() { Stamp::NEVER } else { stamp }, content }
                 };
                 packed.map_or_else(of_files, |(packed, sample)| packed.record(sample, image))
             });

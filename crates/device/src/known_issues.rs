@@ -69,7 +69,7 @@ static ISSUES: [Issue; 22] = [
     (frozen_base, &["https://github.com/tracel-ai/burn/issues/5162"]),
     (apple_m1, &["https://github.com/tracel-ai/burn/issues/5351"]),
     (radv, &["https://github.com/tracel-ai/cubecl/issues/1336"]),
-    (rocm_version, &["https://crates.io/crates/cubecl-hip-sys"]),
+    (rocm_version, &["https://github.com/tracel-ai/cubecl-hip/tree/main/crates/cubecl-hip-sys"]),
     (miopen, &["https://rocm.docs.amd.com/projects/MIOpen/en/latest/reference/env_variables.html"]),
     (kfd, &["https://rocm.docs.amd.com/projects/install-on-linux/en/latest/install/prerequisites.html"]),
     (reset, &["https://docs.kernel.org/gpu/drm-uapi.html#device-reset"]),

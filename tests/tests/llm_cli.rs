@@ -134,6 +134,10 @@ fn a_folder_of_train_valid_and_test() {
     assert!(with.contains("2 to test with") && adapter == same, "{with}");
     let after = |words: &str| with.lines().find_map(|line| line.strip_prefix(words)).unwrap().split_whitespace().next().unwrap().to_owned();
     assert_eq!(after("test: loss "), after("Lowest validation loss ").trim_end_matches(','));
+    let file: Value = serde_json::from_slice(&std::fs::read(dir.path().join("runs/sft/with/test.json")).unwrap()).unwrap();
+    let [loss, perplexity] = ["loss", "perplexity"].map(|key| file[key].as_f64().unwrap());
+    assert!(format!("{loss:.4}") == after("test: loss ") && (perplexity / loss.exp() - 1.0).abs() < 1e-9, "{file}");
+    assert!(file["tokens"].as_u64().unwrap() > 0 && !dir.path().join("runs/sft/without/test.json").exists(), "{file}");
     write("test.jsonl", "{".into());
     let (_, error) = expect_code(&mut llm_finetune(dir.path(), &["--config", "tiny.yaml", "--data", "set", "--val-size", "0"]), 2);
     one_sentence(&error, &["test.jsonl:1"], "a broken test file");

@@ -30,7 +30,7 @@ fn messages_with_all_they_can_hold() {
         {"role": "assistant", "content": null, "reasoning_content": "r", "weight": 0,
          "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{\"x\": 1}"}}]},
         {"role": "tool", "tool_call_id": "1", "content": "2"},
-        {"role": "assistant", "content": "c", "train": true},
+        {"role": "assistant", "content": "c", "train": true, "reasoning_content": null, "thinking": "t"},
     ], "tools": "[{\"name\": \"f\"}]"});
     let [Example::Chat(conversation)] = &read("a.jsonl", row.to_string())[..] else { panic!() };
     let call = ToolCall { name: "f".into(), arguments: json!({"x": 1}) };
@@ -39,7 +39,7 @@ fn messages_with_all_they_can_hold() {
         Message::new(Role::User, "ab"),
         Message { reasoning: Some("r".into()), tool_calls: vec![call], train: Some(false), ..Message::new(Role::Assistant, "") },
         Message::new(Role::Tool, "2"),
-        Message { train: Some(true), ..Message::new(Role::Assistant, "c") },
+        Message { reasoning: Some("t".into()), train: Some(true), ..Message::new(Role::Assistant, "c") },
     ];
     assert_eq!(conversation.messages, expected);
     assert_eq!(conversation.tools, [json!({"name": "f"})]);
@@ -231,7 +231,10 @@ fn of_splits_of_single_answers_and_of_pairs_those_that_are_wanted_are_read() {
     assert_eq!((texts(Some(false)), texts(Some(true))), (single, expected(&["train_prefs", "test_prefs"])));
     assert!(fault(None).contains("are train_gen, train_prefs, train_sft; expected `train`"), "{}", fault(None));
     let names: Vec<String> = ["test_prefs", "train_gen", "train_prefs", "train_sft"].map(|name| format!("data/{name}-0-of-1.csv")).to_vec();
-    assert_eq!([files(&names, "train"), files(&names, "test")], [vec![names[3].clone(), names[2].clone()], vec![names[0].clone()]]);
+    let pick = |split, pairs| files(&names, split, pairs).iter().map(|name| name["data/".len()..].to_owned()).collect::<Vec<_>>().join(" ");
+    assert_eq!([pick("train", None), pick("test", None)], ["train_sft-0-of-1.csv train_prefs-0-of-1.csv", "test_prefs-0-of-1.csv"]);
+    assert_eq!([pick("train", Some(true)), pick("train", Some(false))], ["train_prefs-0-of-1.csv", "train_sft-0-of-1.csv"]);
+    assert_eq!(files(&names[3..], "train", Some(true)), names[3..], "without the kind that is meant");
     // Beside a split of the name itself they are others.
     write("train");
     assert_eq!(texts(Some(true)), expected(&["train"]));

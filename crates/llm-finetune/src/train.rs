@@ -27,7 +27,7 @@ use bellows_settings::Layer;
 use bellows_weights::gguf::Preset;
 use bellows_weights::{Checkpoint, DType};
 use burn::tensor::Device;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::args::TrainArgs;
 use crate::console::Console;
@@ -130,9 +130,10 @@ pub(crate) fn find_model(config: &SftConfig) -> Result<Option<ModelConfig>, Fail
 /// Where the data sets of a run lie; those of the hub are downloaded. A run that is `resumed` takes what lies there: more of a set than it began with
 /// would be other data.
 pub(crate) fn data_paths(config: &SftConfig, resumed: bool) -> Result<Vec<PathBuf>, Failure> {
+    let pairs = config.reading().pairs;
     let locate = |data: &String| {
-        let there = if resumed { locate_data(data, true, &mut |_: &str| {}).ok() } else { None };
-        there.map_or_else(|| locate_data(data, config.offline, &mut note), Ok)
+        let there = if resumed { locate_data(data, pairs, true, &mut |_: &str| {}).ok() } else { None };
+        there.map_or_else(|| locate_data(data, pairs, config.offline, &mut note), Ok)
     };
     Ok(config.data.iter().map(locate).collect::<Result<_, _>>()?)
 }
@@ -266,8 +267,15 @@ fn close(tuning: &Finetune, run: &Run, device: &Selected) -> Result<(), Failure>
 fn try_out(tuning: &Finetune, run: &Run, device: &Selected, reasons: &mut Vec<String>) -> Result<(), Failure> {
     let model = tuning.best()?;
     let mut bar = Bar::new("judging ", 0);
-    let loss = tuning.test(&model, &device.device, &mut |done, total| bar.set("test".into(), done, total))?;
-    bar.finish(&loss.map(|loss| format!("test: loss {loss:.4}{}", perplexity("  ", loss, tuning.config()))).unwrap_or_default());
+    let tested = tuning.test(&model, &device.device, &mut |done, total| bar.set("test".into(), done, total))?;
+    let line = |(loss, _)| format!("test: loss {loss:.4}{}", perplexity("  ", loss, tuning.config()));
+    bar.finish(&tested.map(line).unwrap_or_default());
+    if let Some(tested) = tested {
+        let path = run.path().join("test.json");
+        if let Err(error) = write_atomic(&path, test_file(tested, tuning.config()).as_bytes()) {
+            unwritten(run, reasons, "the loss of the test rows", &error.into());
+        }
+    }
     if run.is_stopped() {
         return Ok(());
     }
@@ -276,6 +284,16 @@ fn try_out(tuning: &Finetune, run: &Run, device: &Selected, reasons: &mut Vec<St
         unwritten(run, reasons, "the merged model", &error);
     }
     Ok(())
+}
+
+/// The test rows' mean loss and what it is a mean of, as JSON.
+fn test_file((loss, of): (f64, usize), config: &SftConfig) -> String {
+    let values = if config.objective.is_of_pairs() {
+        json!({ "loss": loss, "pairs": of })
+    } else {
+        json!({ "loss": loss, "perplexity": loss.exp(), "tokens": of })
+    };
+    format!("{values:#}\n")
 }
 
 /// The merged model and the GGUF, where they were asked for. They can be as large as the base model, so they are streamed to the disk and not

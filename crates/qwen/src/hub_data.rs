@@ -18,17 +18,26 @@ const ROWS: [&str; 4] = ["jsonl", "json", "csv", "parquet"];
 const MAX_LIST_BYTES: u64 = 256 << 20;
 
 /// `data` as a path that [`bellows_chat::Splits::open`] takes: itself where it is a directory or has the ending of a file, else the files of the
-/// hub's data set `owner/name`, or of its folder `owner/name/folder`. `announce` gets a line before each download,
-/// and one if the cache may lack something.
+/// hub's data set `owner/name`, or of its folder `owner/name/folder`; of those of single answers and of pairs the ones that `pairs` says are meant.
+/// `announce` gets a line before each download, and one if the cache may lack something.
 ///
 /// # Errors
 /// See [`HubError`].
-pub fn locate_data(data: &str, offline: bool, announce: &mut dyn FnMut(&str)) -> Result<PathBuf, HubError> {
+pub fn locate_data(data: &str, pairs: Option<bool>, offline: bool, announce: &mut dyn FnMut(&str)) -> Result<PathBuf, HubError> {
     let path = PathBuf::from(data);
     match parse(data) {
-        Some((name, folder)) if !path.exists() => fetch(&Hub::from_env(offline), Named { kind: RepoType::Dataset, name }, folder, announce),
+        Some((name, folder)) if !path.exists() => {
+            fetch(&Hub::from_env(offline), Named { kind: RepoType::Dataset, name }, Wanted { folder, pairs }, announce)
+        }
         _ => Ok(path),
     }
+}
+
+/// What of a data set.
+#[derive(Clone, Copy)]
+struct Wanted<'a> {
+    folder: &'a str,
+    pairs: Option<bool>,
 }
 
 /// `owner/name` and the folder behind it, if `data` may name such.
@@ -50,27 +59,27 @@ enum Cached {
 }
 
 impl Cached {
-    fn of(snapshot: Option<PathBuf>, folder: &str) -> Self {
+    fn of(snapshot: Option<PathBuf>, wanted: Wanted<'_>) -> Self {
         let nothing = || Self::Lacks("the training rows".into());
         let Some(snapshot) = snapshot else { return nothing() };
         let Some(names) = known_files(&snapshot) else {
-            let found = chosen(&listed(&snapshot, ""), folder).filter(|found| complete(found));
+            let found = chosen(&listed(&snapshot, ""), wanted).filter(|found| complete(found));
             return found.map_or_else(nothing, |found| Self::Perhaps(snapshot, found));
         };
-        let Some(wanted) = chosen(&names, folder) else { return nothing() };
+        let Some(wanted) = chosen(&names, wanted) else { return nothing() };
         let missing = wanted.iter().find(|name| !snapshot.join(name).exists()).cloned();
         missing.map_or_else(|| Self::Whole(snapshot, wanted), Self::Lacks)
     }
 }
 
-fn fetch(hub: &Hub, named: Named<'_>, folder: &str, announce: &mut dyn FnMut(&str)) -> Result<PathBuf, HubError> {
-    match Cached::of(Cache::new(hub.cache.clone()).repo(named.repo(NEWEST)).get(""), folder) {
-        Cached::Whole(snapshot, wanted) => Ok(place(&snapshot, folder, &wanted)),
+fn fetch(hub: &Hub, named: Named<'_>, wanted: Wanted<'_>, announce: &mut dyn FnMut(&str)) -> Result<PathBuf, HubError> {
+    match Cached::of(Cache::new(hub.cache.clone()).repo(named.repo(NEWEST)).get(""), wanted) {
+        Cached::Whole(snapshot, found) => Ok(place(&snapshot, wanted.folder, &found)),
         Cached::Lacks(file) if hub.offline => {
             let place = hub.cache.join(named.repo(NEWEST).folder_name());
             Err(HubError::NotCached { repo: named.name.into(), file, place })
         }
-        Cached::Lacks(_) => download(hub, named, folder, hub.ask(named, NEWEST)?, announce),
+        Cached::Lacks(_) => download(hub, named, wanted, hub.ask(named, NEWEST)?, announce),
         Cached::Perhaps(snapshot, found) => {
             let why = if hub.offline {
                 "offline".to_owned()
@@ -78,12 +87,12 @@ fn fetch(hub: &Hub, named: Named<'_>, folder: &str, announce: &mut dyn FnMut(&st
                 // Of the same commit: a newer one may have other rows.
                 let commit = snapshot.file_name().unwrap_or_default().to_string_lossy();
                 match hub.ask(named, &commit) {
-                    Ok(answer) => return download(hub, named, folder, answer, announce),
+                    Ok(answer) => return download(hub, named, wanted, answer, announce),
                     Err(error) => error.to_string(),
                 }
             };
             announce(&format!("{} is used as it lies in the cache, and the hub may have more of it ({why})", named.name));
-            Ok(place(&snapshot, folder, &found))
+            Ok(place(&snapshot, wanted.folder, &found))
         }
     }
 }
@@ -92,12 +101,12 @@ fn fetch(hub: &Hub, named: Named<'_>, folder: &str, announce: &mut dyn FnMut(&st
 fn download(
     hub: &Hub,
     named: Named<'_>,
-    folder: &str,
+    wanted: Wanted<'_>,
     (api, source, info): Answer,
     announce: &mut dyn FnMut(&str),
 ) -> Result<PathBuf, HubError> {
     let names: Vec<String> = info.siblings.into_iter().map(|sibling| sibling.rfilename).collect();
-    let Some(wanted) = chosen(&names, folder) else {
+    let Some(chosen) = chosen(&names, wanted) else {
         let folders: std::collections::BTreeSet<&str> = names.iter().filter_map(|name| Some(name.split_once('/')?.0)).collect();
         let folders = folders.into_iter().map(|folder| format!("{}/{folder}", named.name)).collect::<Vec<_>>().join(", ");
         let also = if folders.is_empty() { String::new() } else { format!("; its folders are {folders}") };
@@ -107,13 +116,13 @@ fn download(
     let snapshot = Cache::new(hub.cache.clone()).repo(named.repo(NEWEST)).pointer_path(&info.sha);
     // Before the first file comes: where the download breaks off, the list tells what is missing.
     remember(&snapshot, &names);
-    for name in &wanted {
+    for name in &chosen {
         if !snapshot.join(name).exists() {
             announce(&format!("downloading {name} of {}", named.name));
             hub.get(&api, &source, named, name)?;
         }
     }
-    Ok(place(&snapshot, folder, &wanted))
+    Ok(place(&snapshot, wanted.folder, &chosen))
 }
 
 /// Where the hub's list of a snapshot's files is kept, in JSON.
@@ -142,16 +151,16 @@ fn remember(snapshot: &Path, names: &[String]) {
 }
 
 /// Of all files, those with rows to learn from, to watch and to test with: the splits of the folder, or its one file of rows.
-fn chosen(names: &[String], folder: &str) -> Option<Vec<String>> {
+fn chosen(names: &[String], Wanted { folder, pairs }: Wanted<'_>) -> Option<Vec<String>> {
     let prefix = if folder.is_empty() { String::new() } else { format!("{folder}/") };
     let inside: Vec<String> = names.iter().filter_map(|name| name.strip_prefix(&prefix)).map(String::from).collect();
     let whole = |name: &String| format!("{prefix}{name}");
-    if files(&inside, "train").is_empty() {
+    if files(&inside, "train", pairs).is_empty() {
         let of_rows = |name: &&String| !name.contains('/') && ROWS.iter().any(|ext| name.ends_with(&format!(".{ext}")));
         let rows: Vec<&String> = inside.iter().filter(of_rows).collect();
         return if let [one] = rows.as_slice() { Some(vec![whole(one)]) } else { None };
     }
-    Some(SPLITS.iter().flat_map(|split| files(&inside, split)).map(|name| whole(&name)).collect())
+    Some(SPLITS.iter().flat_map(|split| files(&inside, split, pairs)).map(|name| whole(&name)).collect())
 }
 
 /// Whether no piece of a file in pieces (`train-00000-of-00003.parquet`) is missing.
@@ -169,7 +178,7 @@ fn complete(names: &[String]) -> bool {
 /// Where the rows are: the folder of the splits, or the one file.
 fn place(snapshot: &Path, folder: &str, wanted: &[String]) -> PathBuf {
     match wanted {
-        [one] if files(&[one.strip_prefix(folder).unwrap_or(one).trim_start_matches('/').to_owned()], "train").is_empty() => {
+        [one] if files(&[one.strip_prefix(folder).unwrap_or(one).trim_start_matches('/').to_owned()], "train", None).is_empty() => {
             snapshot.join(one)
         }
         _ => snapshot.join(folder),
@@ -211,6 +220,7 @@ mod tests {
             "data/train-00000-of-00002.parquet",
             "data/test-00000-of-00001.parquet",
         ]);
+        let chosen = |names: &[String], folder| chosen(names, Wanted { folder, pairs: None });
         let wanted = chosen(&pieces, "").unwrap();
         assert_eq!(wanted, [2, 1, 3].map(|i: usize| pieces[i].clone()));
         assert!(complete(&wanted) && !complete(&wanted[1..]));
@@ -221,6 +231,8 @@ mod tests {
         let folders = names(&["en/train.jsonl", "de/train.jsonl", "de/validation.jsonl"]);
         assert_eq!(chosen(&folders, "de"), Some(folders[1..].to_vec()));
         assert_eq!(chosen(&folders, ""), None);
+        let kinds = names(&["data/train_prefs-0-of-1.parquet", "data/train_sft-0-of-1.parquet", "data/test_sft-0-of-1.parquet"]);
+        assert_eq!(super::chosen(&kinds, Wanted { folder: "", pairs: Some(false) }), Some(kinds[1..].to_vec()));
         let dir = Path::new("s");
         assert_eq!(place(dir, "de", &folders[1..]), dir.join("de"));
         assert_eq!(place(dir, "", &names(&["alpaca.json"])), dir.join("alpaca.json"));

@@ -274,12 +274,17 @@ impl Finetune {
         }
     }
 
-    /// The mean loss a token of `model` over the `test` files, which nothing else looks at; `None` where there are none, and when the
-    /// Learner is stopped meanwhile. `progress` gets (done, total) examples.
+    /// The mean loss a learnt token (of pairs: a pair) of `model` over the `test` files, which nothing else looks at, and the number of these;
+    /// `None` where there are none, and when the Learner is stopped meanwhile. `progress` gets (done, total) examples.
     ///
     /// # Errors
     /// A device that fails.
-    pub fn test(&self, model: &CausalLm, device: &Device, progress: &mut dyn FnMut(usize, usize)) -> Result<Option<f64>, FinetuneError> {
+    pub fn test(
+        &self,
+        model: &CausalLm,
+        device: &Device,
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<Option<(f64, usize)>, FinetuneError> {
         if self.test.is_empty() {
             return Ok(None);
         }
@@ -292,7 +297,7 @@ impl Finetune {
         bellows_kernels::forget();
         match judged {
             Err(error) if error.is::<Interrupted>() => Ok(None),
-            judged => Ok(Some(judged.map_err(LearnError::task("judging the test data"))?.0)),
+            judged => Ok(Some(judged.map_err(LearnError::task("judging the test data"))?)),
         }
     }
 

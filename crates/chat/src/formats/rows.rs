@@ -94,10 +94,11 @@ fn message(value: &Value, at: &str) -> Result<Message, Fault> {
         }
         other => return Err(fault(".content", other, "text")),
     };
-    let reasoning = match map.get("reasoning_content").or_else(|| map.get("thinking")) {
-        None | Some(Value::Null) => None,
-        Some(Value::String(text)) => Some(text.clone()),
-        other => return Err(fault(".reasoning_content", other, "text")),
+    let given = |key: &'static str| Some((key, map.get(key).filter(|value| !value.is_null())?));
+    let reasoning = match given("reasoning_content").or_else(|| given("thinking")) {
+        None => None,
+        Some((_, Value::String(text))) => Some(text.clone()),
+        Some((key, other)) => return Err(fault(&format!(".{key}"), Some(other), "text")),
     };
     Ok(Message { reasoning, tool_calls, train: train(map, at)?, ..Message::new(speaker, content) })
 }

@@ -84,9 +84,11 @@ impl Splits {
 }
 
 /// Of these names of files, `/` between folders, those of a split (`train`, `valid` or `test`) in order: the one file of that name, else its
-/// pieces. Of splits of single answers and of pairs they are those of both, for which is meant is not known here.
-pub fn files(names: &[String], split: &str) -> Vec<String> {
-    kinds(names).into_iter().flat_map(|kind| of_kind(names, split, kind)).collect()
+/// pieces. Of splits of single answers and of pairs they are those that are meant ([`ReadOptions::pairs`]); of both where that is not known, and
+/// of what there is where it lacks them.
+pub fn files(names: &[String], split: &str, pairs: Option<bool>) -> Vec<String> {
+    let kinds = kind(names, pairs).map_or_else(|| kinds(names), |kind| vec![kind]);
+    kinds.into_iter().flat_map(|kind| of_kind(names, split, kind)).collect()
 }
 
 /// What is behind the names of splits: nothing where there is a `train`, else the [`KINDS`] that there are rows to learn from of.

@@ -148,7 +148,7 @@ fn what_cannot_be_used_gets_one_sentence_and_code_2() {
     std::fs::write(dir.path().join("zero.pt"), "").unwrap();
     std::fs::write(dir.path().join("magic.jpg"), b"\xff\xd8\xff\xe0 no picture").unwrap();
     std::fs::write(dir.path().join("five.yaml"), "path: tiny\ntrain: images/train\nval: images/val\nnames: [a, b, c, d, e]\n").unwrap();
-    let cases: [(&[&str], &[&str]); 10] = [
+    let cases: [(&[&str], &[&str]); 11] = [
         (&["predict", "--source", "x.jpg"], &["--weights"]),
         (&["predict", "--weights", BEST], &["--source"]),
         (&["predict", "--weights", BEST, "--source", "x.jpg"], &["x.jpg", "no such file"]),
@@ -161,6 +161,7 @@ fn what_cannot_be_used_gets_one_sentence_and_code_2() {
         (&["predict", "--weights", BEST, "--source", "magic.jpg", "--device", "cpu"], &["none of 1 sources"]),
         (&["predict", "--weights", BEST, "--source", "magic.jpg", "--tile", "8"], &["--tile"]),
         (&["val", "--weights", BEST], &["--data"]),
+        (&["val", "--weights", BEST, "--data", "tiny.yaml", "--tile", "48", "--cache", "ram"], &["--tile", "--cache"]),
         (&["val", "--weights", BEST, "--data", "five.yaml", "--device", "cpu"], &["4 classes", "has 5"]),
     ];
     for (args, words) in cases {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use bellows_cli::{Bar, Context, Exit, Failure, Signals, Usage, join_pool, note, option, say, switch, text};
 use bellows_learner::{EvalContext, Shared};
 use bellows_runs::results_dir;
-use bellows_yolo::config::TrainConfig;
+use bellows_yolo::config::{Cache, TrainConfig};
 use bellows_yolo::data::Split;
 use bellows_yolo::metrics::table_header;
 use bellows_yolo::{
@@ -106,6 +106,9 @@ pub(crate) fn run(matches: &ArgMatches, _: &Signals) -> Result<(), Failure> {
         _ => Split::Val,
     };
     let tiling = tiling(matches)?;
+    if tiling.is_some() && config.cache != Cache::Off {
+        return Err(Usage("--tile cuts images as they are: --cache, which keeps them at imgsz, cannot be given with it".into()).into());
+    }
     let template = text(matches, "submission-template").map(|file| Template::read(Path::new(&file))).transpose()?;
     let device = device_to_use(&config)?;
     let model = weights.detector(&device.device)?.fuse(&device.device);

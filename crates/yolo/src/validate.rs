@@ -198,7 +198,7 @@ pub fn validate(model: &Fused, set: &ValSet, config: &TrainConfig, context: &mut
     let loss = detection_loss(config, nc);
     let imgsz = config.imgsz as u32;
     let batches = rect_batches(&set.sizes, 2 * config.batch.images(), imgsz, STRIDE as u32, 0.5);
-    let suppression = suppression(config);
+    let suppression = suppression(config, nc);
     let mut judge = Judge::new(nc, config, set)?;
     let mine: Vec<usize> = (0..batches.len()).filter(|&i| context.shared.is_mine(i)).collect();
     let (mut seen, mut shown, mut done) = (Vec::with_capacity(mine.len()), Vec::new(), 0);
@@ -279,7 +279,7 @@ pub fn validate_tiled(
     let look = PredictConfig {
         imgsz: Size::square(config.imgsz as u32),
         batch: config.batch.images(),
-        nms: suppression(config),
+        nms: suppression(config, model.nc()),
         tiling: Some(tiling),
     };
     let predictor = Predictor::new(model.clone(), context.device, look);
@@ -312,13 +312,16 @@ pub fn validate_tiled(
     judge.sum_up(walk, set.len())
 }
 
-fn suppression(config: &TrainConfig) -> NmsConfig {
+/// `nc` is the number of classes of the model.
+fn suppression(config: &TrainConfig, nc: usize) -> NmsConfig {
+    // Labels of the wanted classes are class 0 then, and so is whatever a model of one class finds.
+    let one = config.single_cls && nc == 1;
     NmsConfig {
         conf: config.conf as f32,
         iou: config.iou,
         max_det: config.max_det,
         agnostic: config.agnostic_nms || config.single_cls,
-        classes: config.classes.clone(),
+        classes: config.classes.clone().filter(|_| !one),
         ..NmsConfig::default()
     }
 }
@@ -461,6 +464,15 @@ mod tests {
 
     use super::*;
     use crate::data::Frame;
+
+    #[test]
+    fn what_a_model_of_one_class_finds_is_of_the_wanted_classes() {
+        let kept = |single_cls, nc| suppression(&TrainConfig { single_cls, classes: Some(vec![2]), ..TrainConfig::default() }, nc).classes;
+        assert_eq!(kept(true, 1), None);
+        for (single_cls, nc) in [(true, 4), (false, 4), (false, 1)] {
+            assert_eq!(kept(single_cls, nc), Some(vec![2]), "{single_cls} {nc}");
+        }
+    }
 
     #[test]
     fn objects_are_as_large_as_their_file_says() {

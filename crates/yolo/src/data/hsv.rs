@@ -6,9 +6,13 @@
 use super::frame::Frame;
 use super::rng::Draw;
 
-/// Multiplies hue, saturation and value by 1 + r with r uniform in +/- `gains`; hue is shifted by 180 r half degrees instead.
+/// Multiplies hue, saturation and value by 1 + r with r uniform in +/- `gains`; hue is shifted by 180 r half degrees instead. All gains 0 change nothing.
 pub(crate) fn jitter(frame: &mut Frame, gains: [f64; 3], draw: &mut Draw) {
     let [hue, saturation, value] = gains.map(|g| draw.uniform(-1.0, 1.0) * g);
+    // The way to hue and back rounds, and the draws above are made in any case: what is drawn next does not depend on the gains.
+    if gains == [0.0; 3] {
+        return;
+    }
     let gain = |r: f64| std::array::from_fn::<u8, 256, _>(|v| (v as f64 * (1.0 + r)).clamp(0.0, 255.0) as u8);
     let value = gain(value);
     if frame.channels == 1 {
@@ -79,5 +83,18 @@ mod tests {
         let mut still = gray.clone();
         jitter(&mut still, [0.0; 3], &mut Draw::new(1, "t", 0, 0));
         assert_eq!(still, gray);
+    }
+
+    #[test]
+    fn gains_of_zero_are_off_and_draw_as_others_do() {
+        let colour =
+            Frame { pixels: (0..192).map(|v| (v * 37 % 251) as u8).collect(), channels: 3, width: 8, height: 8, difference: false };
+        let after = |gains: [f64; 3]| {
+            let (mut frame, mut draw) = (colour.clone(), Draw::new(1, "t", 0, 0));
+            jitter(&mut frame, gains, &mut draw);
+            (frame, draw.uniform(0.0, 1.0))
+        };
+        let (still, turned) = (after([0.0; 3]), after([0.015, 0.0, 0.0]));
+        assert!(still.0 == colour && turned.0 != colour && still.1 == turned.1);
     }
 }

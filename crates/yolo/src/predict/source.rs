@@ -136,7 +136,7 @@ fn file(path: PathBuf) -> Input {
 
 /// A name a line, relative to `folder`.
 fn lines(text: &str, folder: &Path) -> Vec<Input> {
-    let names = text.lines().map(|line| line.trim().trim_matches(',')).filter(|line| !line.is_empty());
+    let names = text.trim_start_matches('\u{feff}').lines().map(|line| line.trim().trim_matches(',')).filter(|line| !line.is_empty());
     names.map(|name| file(folder.join(name))).collect()
 }
 
@@ -158,13 +158,16 @@ mod tests {
             std::fs::write(root.join(name), "").unwrap();
         }
         std::fs::write(root.join("list.txt"), "b9.jpg\n\nsub/c.jpg\na.png\n").unwrap();
+        std::fs::write(root.join("marked.txt"), "\u{feff}b9.jpg\r\na.png\r\n").unwrap();
         let of = |source: &str, stdin: &[u8]| expand(source, &mut &*stdin).map(|i| names(&i, root)).map_err(|e| e.to_string());
         let at = |name: &str| root.join(name).display().to_string();
         assert_eq!(of(&at("a.png"), b"").unwrap(), ["a.png"]);
         assert_eq!(of(&root.display().to_string(), b"").unwrap(), ["a.png", "b9.jpg", "b10.jpg", "z.mp4"]);
         assert_eq!(of(&at("**/*.jpg"), b"").unwrap(), ["b9.jpg", "b10.jpg", "sub/c.jpg"]);
         assert_eq!(of(&at("list.txt"), b"").unwrap(), ["b9.jpg", "sub/c.jpg", "a.png"]);
+        assert_eq!(of(&at("marked.txt"), b"").unwrap(), ["b9.jpg", "a.png"]);
         assert_eq!(of("-", b"x.jpg\ny.png\n").unwrap(), ["x.jpg", "y.png"]);
+        assert_eq!(of("-", "\u{feff}x.jpg\n".as_bytes()).unwrap(), ["x.jpg"]);
         assert_eq!(of("rtsp://host/1", b"").unwrap(), ["rtsp://host/1"]);
         assert_eq!(of("0", b"").unwrap(), ["camera 0"]);
         let image = crate::data::image::tests::jpeg(32, 20);

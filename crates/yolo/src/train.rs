@@ -11,7 +11,7 @@ use bellows_settings::SettingsError;
 use burn::data::dataset::Dataset;
 use burn::module::Module;
 use burn::tensor::Device;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::boxes::Label;
 use crate::checkpoint::{Misfit, WeightFile};
@@ -255,14 +255,13 @@ impl Training {
     /// What `best.pt` says beside its tensors.
     fn about(&self) -> About {
         let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
-        let settings = serde_json::to_value(&self.config).unwrap_or_default().as_object().cloned().unwrap_or_default();
         About {
             config: self.form,
             names: self.names.clone(),
             imgsz: self.config.imgsz,
             date: iso_date(seconds),
             license: None,
-            settings,
+            settings: named(&self.config),
             preprocessing: Preprocessing::of(&self.config),
         }
     }
@@ -281,10 +280,14 @@ impl Training {
 
 /// Every setting as it would be written.
 fn settings(config: &TrainConfig) -> Vec<(String, String)> {
-    let all = serde_json::to_value(config).unwrap_or_default();
     let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_string);
-    let name = |name: &String| name.trim_end_matches('_').to_string();
-    all.as_object().into_iter().flatten().map(|(key, value)| (name(key), text(value))).collect()
+    named(config).iter().map(|(key, value)| (key.clone(), text(value))).collect()
+}
+
+/// Every setting under the name that users know: `box`, which is a word of Rust's.
+fn named(config: &TrainConfig) -> Map<String, Value> {
+    let all = serde_json::to_value(config).unwrap_or_default();
+    all.as_object().into_iter().flatten().map(|(key, value)| (key.trim_end_matches('_').to_string(), value.clone())).collect()
 }
 
 /// Settings that change what a run computes, and the data: a checkpoint must agree on them.
@@ -307,4 +310,16 @@ fn optimizer_line(config: &TrainConfig, model: &Yolo) -> String {
         config.momentum,
         config.effective_weight_decay()
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_are_called_as_users_know_them() {
+        let all = named(&TrainConfig::default());
+        assert_eq!((all["box"].as_f64(), all["cls"].as_f64()), (Some(7.5), Some(0.5)));
+        assert!(!all.keys().any(|key| key.ends_with('_')), "{all:?}");
+    }
 }

@@ -231,6 +231,18 @@ fn confusion_matrices() {
     }
 }
 
+/// What is drawn is four times as large as the file.
+#[test]
+fn a_confusion_matrix_of_many_classes_stays_small() {
+    let path = out("confusion_matrix_160.png");
+    let mut matrix = ConfusionMatrix::new(160, 0.25, 0.45);
+    matrix.add_image(&[], &[GroundTruth { class: 159, xyxy: [0.0, 0.0, 9.0, 9.0] }]);
+    save(&path, |path| confusion_matrix(&matrix, &many_names(160), false, path));
+    let image = image::open(&path).unwrap().to_rgb8();
+    assert!(image.width() < 1300 && image.height() < 1300, "{:?}", image.dimensions());
+    check(&path, image.dimensions(), 50);
+}
+
 #[test]
 fn image_grids() {
     check(&grid("train_batch0.jpg", 16, 3, (640, 640), true), (1920, 1920), 1000);

@@ -8,6 +8,8 @@ use std::path::Path;
 const SIZE: f64 = 28.0;
 /// Larger tables show colours only: numbers would not be legible.
 const ANNOTATED: usize = 31;
+/// Above so many rows the cells are small and without names: a picture of 1,203 classes with legible ones takes 5 GB to draw.
+const NAMED: usize = 150;
 /// Longest name beside an axis, in pixels.
 const NAME: f64 = 260.0;
 
@@ -26,10 +28,12 @@ pub fn confusion_matrix(matrix: &ConfusionMatrix, names: &[String], normalized: 
         false if v == 0.0 => String::new(),
         false => format!("{v:.0}"),
     };
-    let cell = (900.0 / n as f64).clamp(17.0, 180.0);
+    let named = n <= NAMED;
+    let cell = (900.0 / n as f64).clamp(if named { 17.0 } else { 2.0 }, 180.0);
     let name_size = SIZE.min(cell * 0.9);
     let ruler = Canvas::paper(1, 1);
     let labels: Vec<String> = (0..n)
+        .filter(|_| named)
         .map(|c| if c < n - 1 { class_name(names, c) } else { "background".into() })
         .map(|l| ruler.fit(&l, name_size, NAME))
         .collect();

@@ -1,8 +1,8 @@
 //! A data set written anew, as a YOLO or a COCO tree or in shards, from any form that can be opened.
 //!
 //! The target is a folder that is new or empty and not inside the source, which stays as it is. It is made beside itself under another name and
-//! renamed when it is complete, so a folder with its `data.yaml` is whole. Images are hard links (files with two names, which take no
-//! space; copies where the target is on another disk), copies, or left where they are.
+//! renamed when it is complete, so a folder with its `data.yaml` is whole; a link or a mount point, which cannot be replaced so, is refused.
+//! Images are hard links (files with two names, which take no space; copies where the target is on another disk), copies, or left where they are.
 //!
 //! Two images of one name in different folders get different names: the second is called by its folders too. A name counts without its suffix
 //! and without case, for `a.jpg` and `a.png` share a label file, and `A.jpg` and `a.jpg` share a place on some systems.
@@ -19,7 +19,7 @@ use super::error::DataError;
 use super::listing::label_path;
 use super::report::report;
 use super::scan::{Scan, ScanOptions, scan};
-use super::shard::{self, Packing, box_text};
+use super::shard::{self, Packing, box_text, label_text};
 
 /// What is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,7 +67,7 @@ pub fn partial(out: &Path) -> PathBuf {
 /// Writes `config` into the folder `out`. `progress(what, done, total)` is called from many threads.
 ///
 /// # Errors
-/// [`DataError::Invalid`] for a target that is not empty or lies in the source; more than 1 % of unusable files; whatever cannot be read or written.
+/// [`DataError::Invalid`] for a target that is not empty, lies in the source or cannot be replaced; more than 1 % of unusable files; whatever cannot be read or written.
 pub fn convert(
     config: &DataConfig,
     form: Form,
@@ -97,6 +97,9 @@ fn check_target(config: &DataConfig, out: &Path) -> Result<(), DataError> {
     if out.file_name().is_none() {
         return invalid("not a folder that can be made");
     }
+    if out.is_symlink() {
+        return invalid("a link, which the finished data set cannot replace; name the folder that it leads to, or a new one");
+    }
     if out.exists() {
         match std::fs::read_dir(out).map(|mut entries| entries.next().is_some()) {
             Ok(true) => return invalid("not empty; a data set is written into a new or an empty folder"),
@@ -108,6 +111,12 @@ fn check_target(config: &DataConfig, out: &Path) -> Result<(), DataError> {
     let real = there.map(|(folder, real)| real.join(out.strip_prefix(folder).unwrap_or(Path::new(""))));
     if config.root.canonicalize().is_ok_and(|root| real.is_some_and(|real| real.starts_with(root))) {
         return invalid("inside the data set that is converted, which stays as it is; name a folder beside it");
+    }
+    if out.is_dir() {
+        // Moved and moved back, for a mount point would say no only when everything is written.
+        let aside = partial(out);
+        let moved = std::fs::rename(out, &aside).and_then(|()| std::fs::rename(&aside, out));
+        moved.or_else(|error| invalid(&format!("cannot be replaced by the finished data set ({error}); name a new folder in it")))?;
     }
     Ok(())
 }
@@ -170,11 +179,11 @@ fn place(
         let target = free_name(&source, &mut taken);
         made.renamed += usize::from(target != own);
         let to = folder.join(&target);
-        let linked = images == Images::Link && found.packed().is_none() && std::fs::hard_link(&source, &to).is_ok();
+        let linked = images == Images::Link && found.packed().is_none() && link(&source, &to).is_ok();
         if images != Images::None && !linked {
             match found.packed() {
-                Some(_) => std::fs::write(&to, found.bytes(i)?).map_err(DataError::io(&to))?,
-                None => drop(std::fs::copy(&source, &to).map_err(DataError::io(&source))?),
+                Some(_) => std::fs::write(&to, found.bytes(i)?).map_err(DataError::writing(&to))?,
+                None => copy(&source, &to)?,
             }
             made.copied += usize::from(images == Images::Link);
         }
@@ -182,6 +191,20 @@ fn place(
         progress(i as u64 + 1, found.len() as u64);
     }
     Ok(placed)
+}
+
+/// A second name for the file that `source` leads to: where it is a symbolic link, Linux would give that one a second name.
+fn link(source: &Path, to: &Path) -> std::io::Result<()> {
+    std::fs::hard_link(source.canonicalize()?, to)
+}
+
+/// A file of its own; what can be opened and is not copied could not be written.
+fn copy(source: &Path, to: &Path) -> Result<(), DataError> {
+    match std::fs::copy(source, to) {
+        Ok(_) => Ok(()),
+        Err(error) if File::open(source).is_ok() => Err(DataError::writing(to)(error)),
+        Err(error) => Err(DataError::io(source)(error)),
+    }
 }
 
 /// The name of `source`, with as many of its folders before it as it takes to be the only one, or else a number behind it.
@@ -205,15 +228,17 @@ fn free_name(source: &Path, taken: &mut HashSet<String>) -> String {
     name + &suffix
 }
 
-/// A label file for every image that has objects or had a label file; numbers are written so that they are read as the same.
+/// A label file for every image; numbers are written so that they are read as the same, polygons as far as label files had them.
 fn yolo_labels(found: &Scan, placed: &[String], root: &Path, name: &str) -> Result<(), DataError> {
     let folder = root.join("labels").join(name);
     std::fs::create_dir_all(&folder).map_err(DataError::io(&folder))?;
     for (i, target) in placed.iter().enumerate() {
-        let lines = found.labels(i).iter().map(box_text);
+        // Of COCO few boxes are those of their polygons, and there are programs that read a file with one polygon as polygons only.
+        let coco = found.ids().image(i).is_some();
+        let text: String = if coco { found.labels(i).iter().map(box_text).collect() } else { label_text(found, i) };
         let file = label_path(&Path::new("images").join(name).join(target));
         let file = root.join(file);
-        std::fs::write(&file, lines.collect::<String>()).map_err(DataError::io(&file))?;
+        std::fs::write(&file, text).map_err(DataError::writing(&file))?;
     }
     Ok(())
 }
@@ -223,10 +248,10 @@ fn coco_labels(found: &Scan, placed: &[String], names: &[String], root: &Path, n
     let folder = root.join("annotations");
     std::fs::create_dir_all(&folder).map_err(DataError::io(&folder))?;
     let path = folder.join(format!("{name}.json"));
-    let file = File::create(&path).map_err(DataError::io(&path))?;
+    let file = File::create(&path).map_err(DataError::writing(&path))?;
     let mut out = BufWriter::new(file);
     let text = coco_text(found, placed, names, &mut out);
-    text.and_then(|()| out.into_inner().map_err(std::io::IntoInnerError::into_error)?.sync_all()).map_err(DataError::io(&path))
+    text.and_then(|()| out.into_inner().map_err(std::io::IntoInnerError::into_error)?.sync_all()).map_err(DataError::writing(&path))
 }
 
 fn coco_text(found: &Scan, placed: &[String], names: &[String], out: &mut impl Write) -> std::io::Result<()> {
@@ -281,7 +306,7 @@ fn describe(config: &DataConfig, form: Form, images: Images, root: &Path, splits
     text.push_str("names:\n");
     config.names.iter().enumerate().for_each(|(i, name)| text.push_str(&format!("  {i}: {}\n", json!(name))));
     let path = root.join("data.yaml");
-    std::fs::write(&path, text).map_err(DataError::io(path))
+    std::fs::write(&path, text).map_err(DataError::writing(&path))
 }
 
 #[cfg(test)]

@@ -1,8 +1,9 @@
 //! What can go wrong between a data.yaml and a batch. Every message carries the path, and the line where there is one.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use bellows_exit::{Coded, Exit};
+use bellows_runs::StoreError;
 
 /// Why data could not be read, checked or generated.
 #[derive(Debug, thiserror::Error)]
@@ -93,7 +94,7 @@ pub enum DataError {
     Shard(#[from] bellows_shards::ShardError),
     /// A file cannot be written.
     #[error(transparent)]
-    Write(#[from] bellows_runs::StoreError),
+    Write(#[from] StoreError),
     /// The images do not fit into memory.
     #[error("cache=ram needs about {need_mib} MiB, {free_mib} MiB are free: use less data, a smaller imgsz, or no cache")]
     Memory {
@@ -127,7 +128,11 @@ pub enum DataError {
 
 impl Coded for DataError {
     fn exit(&self) -> Exit {
-        Exit::Usage
+        match self {
+            Self::Shard(error) => error.exit(),
+            Self::Write(error) => error.exit(),
+            _ => Exit::Usage,
+        }
     }
 }
 
@@ -146,5 +151,26 @@ impl DataError {
     pub(crate) fn io(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.into();
         move |source| Self::Io { path, source }
+    }
+
+    /// For `map_err`: a file that cannot be written, which is no fault of what was given.
+    pub(crate) fn writing(path: &Path) -> impl FnOnce(std::io::Error) -> Self {
+        move |error| Self::Write(StoreError::new("write", path, error))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bellows_shards::{ShardError, ShardFault};
+
+    use super::*;
+
+    #[test]
+    fn a_full_disk_is_no_fault_of_the_input() {
+        let (path, full) = (Path::new("a.jpg"), || std::io::Error::from(std::io::ErrorKind::StorageFull));
+        let fault = Box::new(ShardFault::Write(StoreError::new("write", path, full())));
+        let shard = DataError::from(ShardError { path: path.into(), at: None, fault });
+        assert_eq!([DataError::writing(path)(full()), shard].map(|error| error.exit()), [Exit::Failed; 2]);
+        assert_eq!(DataError::io(path)(full()).exit(), Exit::Usage);
     }
 }

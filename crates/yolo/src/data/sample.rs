@@ -43,7 +43,7 @@ struct Marker {
 /// Makes `root` hold the images and labels of `spec`. `progress(done, total)` is called from many threads.
 ///
 /// # Errors
-/// [`DataError::Io`], or [`DataError::Invalid`] when the folder holds files that were not generated.
+/// [`DataError::Io`] or [`DataError::Write`], or [`DataError::Invalid`] when the folder holds files that were not generated.
 pub fn generate(spec: &SampleSpec, root: &Path, progress: &(dyn Fn(u64, u64) + Sync)) -> Result<Generated, DataError> {
     let marker = Marker { version: VERSION, sample: spec.clone() };
     let (done, partial) = (root.join(DONE), root.join(PARTIAL));
@@ -160,7 +160,7 @@ fn write_frame(spec: &SampleSpec, root: &Path, split: &str, index: u32) -> Resul
         format!("{class} {x:.6} {y:.6} {w:.6} {h:.6}\n")
     };
     let label = root.join(format!("labels/{split}/{split}_{index:05}.txt"));
-    std::fs::write(&label, boxes.iter().map(line).collect::<String>()).map_err(DataError::io(&label))
+    std::fs::write(&label, boxes.iter().map(line).collect::<String>()).map_err(DataError::writing(&label))
 }
 
 fn suffix(spec: &SampleSpec) -> &'static str {
@@ -178,7 +178,7 @@ fn write_picture(picture: &Exposure, spec: &SampleSpec, path: &Path) -> Result<(
         encoder.encode(&picture.gray(), width, height, image::ExtendedColorType::L8)
     };
     encoded.map_err(|e| DataError::Image { name: path.display().to_string(), reason: e.to_string() })?;
-    std::fs::write(path, bytes).map_err(DataError::io(path))
+    std::fs::write(path, bytes).map_err(DataError::writing(path))
 }
 
 #[cfg(test)]

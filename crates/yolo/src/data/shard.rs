@@ -37,7 +37,7 @@ pub(crate) fn write(found: &Scan, packing: Packing, folder: &Path, name: &str, p
 }
 
 /// The label file of image `i`. A polygon is written where its box follows from it; of others, as COCO has them, the box is.
-fn label_text(found: &Scan, i: usize) -> String {
+pub(super) fn label_text(found: &Scan, i: usize) -> String {
     let outlines = found.outlines(i);
     let line = |(k, label): (usize, &crate::boxes::Label)| {
         let points = outlines.get(k).map(Vec::as_slice).unwrap_or_default();

@@ -128,6 +128,77 @@ fn targets_that_hold_something_or_lie_in_the_source_are_refused() {
 }
 
 #[test]
+#[cfg(unix)]
+fn a_target_that_cannot_be_replaced_is_refused_before_anything_is_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    std::fs::create_dir(at("source")).unwrap();
+    let config = source(&at("source"));
+    std::fs::create_dir(at("empty")).unwrap();
+    let refused = |name: &str| into(&config, Form::Yolo, Images::Copy, &at(name)).unwrap_err().to_string();
+    for (name, target) in [("link", "empty"), ("dangling", "gone")] {
+        std::os::unix::fs::symlink(at(target), at(name)).unwrap();
+        assert!(refused(name).contains("a link, which the finished data set cannot replace"), "{}", refused(name));
+    }
+    // In place of a mount point: a folder that cannot be moved because something lies there.
+    let there = partial(&at("empty")).join("x");
+    std::fs::create_dir(partial(&at("empty"))).unwrap();
+    std::fs::write(&there, "").unwrap();
+    assert!(refused("empty").contains("cannot be replaced by the finished data set ("), "{}", refused("empty"));
+    assert!(at("empty").is_dir() && there.is_file());
+}
+
+#[test]
+#[cfg(unix)]
+fn images_that_are_links_become_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path().join("source");
+    for folder in ["images", "labels", "raw"] {
+        std::fs::create_dir_all(root.join(folder)).unwrap();
+    }
+    std::fs::write(root.join("raw/0001.jpg"), jpeg(64, 64)).unwrap();
+    std::os::unix::fs::symlink("../raw/0001.jpg", root.join("images/a.jpg")).unwrap();
+    std::fs::write(root.join("labels/a.txt"), "0 .5 .5 .25 .5\n").unwrap();
+    std::fs::write(root.join("data.yaml"), "train: images\nnames: [a]\n").unwrap();
+    let out = dir.path().join("out");
+    into(&open(&root.join("data.yaml")), Form::Yolo, Images::Link, &out).unwrap();
+    assert!(!out.join("images/train/a.jpg").is_symlink());
+    assert_eq!(boxes(&open(&out)), [("a.jpg".to_string(), vec![(0, [32.0, 32.0, 16.0, 32.0])])]);
+}
+
+#[test]
+fn polygons_of_label_files_are_kept_and_coco_boxes_are_boxes() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    let labels = |name: &str| std::fs::read_to_string(at(name)).unwrap();
+    for folder in ["source/images", "source/labels"] {
+        std::fs::create_dir_all(at(folder)).unwrap();
+    }
+    std::fs::write(at("source/images/a.jpg"), jpeg(64, 64)).unwrap();
+    std::fs::write(at("source/labels/a.txt"), "2 0.25 0.25 0.75 0.3 0.7 0.5\n0 0.5 0.5 0.25 0.5\n").unwrap();
+    std::fs::write(at("source/data.yaml"), "train: images\nnames: [a, b, c]\n").unwrap();
+    into(&open(&at("source/data.yaml")), Form::Yolo, Images::Copy, &at("yolo")).unwrap();
+    assert_eq!(labels("yolo/labels/train/a.txt"), labels("source/labels/a.txt"));
+    // The first box is that of its polygon.
+    let text = r#"{"images":[{"id":1,"file_name":"a.jpg","width":64,"height":64}],"categories":[{"id":5,"name":"a"}],"annotations":[
+        {"id":1,"image_id":1,"category_id":5,"bbox":[16,16,32,32],"segmentation":[[16,16,48,16,48,48]]},
+        {"id":2,"image_id":1,"category_id":5,"bbox":[8,8,16,16]}]}"#;
+    std::fs::write(at("source/a.json"), text).unwrap();
+    std::fs::write(at("source/coco.yaml"), "train: {annotations: a.json, images: images}\n").unwrap();
+    into(&open(&at("source/coco.yaml")), Form::Yolo, Images::Copy, &at("boxes")).unwrap();
+    assert_eq!(labels("boxes/labels/train/a.txt"), "0 0.5 0.5 0.5 0.5\n0 0.25 0.25 0.25 0.25\n");
+}
+
+#[test]
+fn a_copy_that_fails_names_the_file_that_is_to_blame() {
+    let dir = tempfile::tempdir().unwrap();
+    let (there, gone) = (dir.path().join("a.jpg"), dir.path().join("gone/a.jpg"));
+    std::fs::write(&there, "x").unwrap();
+    assert!(matches!(copy(&there, &gone), Err(DataError::Write(error)) if error.path == gone));
+    assert!(matches!(copy(&gone, &there), Err(DataError::Io { path, .. }) if path == gone));
+}
+
+#[test]
 fn names_stay_apart() {
     let mut taken = HashSet::new();
     let names: Vec<String> = ["/d/a/x.jpg", "/d/a/x.png", "/d/b/X.jpg", "/d/b/x.jpg", "/x.jpg", "/x.bmp"]

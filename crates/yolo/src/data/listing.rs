@@ -2,7 +2,7 @@
 //!
 //! Links inside a folder are followed only where [`DataConfig::resolve`] allows; lines of a list that start with `./` are relative to the list,
 //! others to the dataset root, then to the current directory. Files of other kinds are passed over in folders; in a list they are somebody's
-//! mistake and are kept, to be reported by the scan.
+//! mistake and are kept, to be reported by the scan. So is a link that leads nowhere.
 //!
 //! Label files are looked for by the names that images were given, and where there is none, by the places that links lead to.
 //!
@@ -253,7 +253,11 @@ fn place(config: &DataConfig, path: &Path, folders: &mut Folders) -> Result<Plac
     };
     let file = real.join(name);
     match file.symlink_metadata() {
-        Ok(info) if info.is_symlink() => Ok((config.resolve(real, &file)?, None)),
+        Ok(info) if info.is_symlink() => match config.resolve(real, &file) {
+            // It leads nowhere: the scan names it.
+            Err(DataError::Io { .. }) => Ok((file, None)),
+            other => Ok((other?, None)),
+        },
         info => Ok((file, info.ok().map(|info| Stamp::seen(&info)))),
     }
 }
@@ -281,8 +285,13 @@ fn walk(config: &DataConfig, named: &Path, folder: &Path, depth: usize, found: &
         let path = entry.path();
         let mut kind = entry.file_type().map_err(DataError::io(&path))?;
         if kind.is_symlink() {
-            let real = config.resolve(folder, &path)?;
-            kind = std::fs::metadata(&real).map_err(DataError::io(&path))?.file_type();
+            let target = config.resolve(folder, &path).and_then(|real| std::fs::metadata(&real).map_err(DataError::io(&path)));
+            kind = match target {
+                Ok(target) => target.file_type(),
+                // It leads nowhere: the scan names it if it is called like an image.
+                Err(DataError::Io { .. }) => kind,
+                Err(other) => return Err(other),
+            };
         }
         if kind.is_dir() {
             walk(config, &named.join(entry.file_name()), &path, depth + 1, found)?;

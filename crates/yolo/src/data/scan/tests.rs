@@ -359,3 +359,23 @@ fn labels_are_found_by_the_names_of_single_links_and_of_sources_that_are_links()
     let both = set.scan().unwrap();
     assert_eq!((both.len(), both.found), (1, 1));
 }
+
+/// In a folder and in a list; what is not called like an image is nobody's.
+#[cfg(unix)]
+#[test]
+fn a_link_that_leads_nowhere_is_one_bad_image() {
+    let mut set = Set::new(3);
+    set.options.allow_bad = true;
+    for name in ["003.jpg", "notes"] {
+        std::os::unix::fs::symlink("gone", set.file("images").join(name)).unwrap();
+    }
+    set.write("list.txt", b"images/000.jpg\nimages/001.jpg\nimages/002.jpg\nimages/003.jpg\n");
+    for source in ["images", "list.txt"] {
+        set.config.train = vec![source.into()];
+        let scanned = set.scan().unwrap();
+        assert_eq!((scanned.len(), scanned.bad.len()), (3, 1), "{source}");
+        assert!(scanned.bad[0].path.ends_with("images/003.jpg"), "{:?}", scanned.bad);
+    }
+    set.options.allow_bad = false;
+    assert!(matches!(set.scan(), Err(DataError::TooManyBad { bad: 1, total: 4, .. })));
+}

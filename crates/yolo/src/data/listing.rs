@@ -123,7 +123,8 @@ impl Listing {
 /// The images of `split`; `cache_dir` is where COCO files are remembered.
 ///
 /// # Errors
-/// [`DataError::Missing`] when a source does not exist, [`DataError::Outside`] when one leads out of the root, or label files do by its name.
+/// [`DataError::Missing`] when a source does not exist, [`DataError::Outside`] when one leads out of the root, or label files do by its name;
+/// [`DataError::Invalid`] when two COCO files have unlike boxes of one image.
 pub(crate) fn images(config: &DataConfig, split: Split, cache_dir: Option<&Path>) -> Result<Listing, DataError> {
     let mut listing = Listing::default();
     for source in config.sources(split) {
@@ -148,7 +149,7 @@ pub(crate) fn images(config: &DataConfig, split: Split, cache_dir: Option<&Path>
     }
     resolve_labels(config, &mut listing.entries)?;
     if listing.packed.is_none() {
-        sort(&mut listing);
+        sort(&mut listing)?;
     }
     if config.hold_out && split != Split::Test {
         hold_out(config, split, &mut listing.entries);
@@ -174,16 +175,28 @@ fn packed(config: &DataConfig, split: Split, path: &Path, listing: &mut Listing)
 }
 
 /// Images by their paths, each file once.
-fn sort(listing: &mut Listing) {
+fn sort(listing: &mut Listing) -> Result<(), DataError> {
     // Of several names the one that leads to labels goes first.
     listing.entries.par_sort_unstable_by(|a, b| (&a.image, a.coco, Reverse(&a.label)).cmp(&(&b.image, b.coco, Reverse(&b.label))));
     let id = |(file, image): (u32, u32)| listing.coco[file as usize].image_id(image);
+    let mut lost = None;
     listing.entries.dedup_by(|b, a| {
         let same = a.image == b.image;
+        if same
+            && lost.is_none()
+            && let (Some((kept, here)), Some((other, there))) = (a.coco, b.coco)
+            && kept != other
+        {
+            let (kept, other) = (&listing.coco[kept as usize], &listing.coco[other as usize]);
+            lost = other.has_more(there, kept, here).then(|| (a.image.clone(), kept.path(), other.path()));
+        }
         // Two files may list one image under one id.
         listing.repeated.extend(b.coco.filter(|&of| same && a.coco.map(id) != Some(id(of))));
         same
     });
+    let Some((image, kept, other)) = lost else { return Ok(()) };
+    let reason = "has boxes of it that the other has not; those of one image are taken from one file: join the two";
+    Err(DataError::Invalid(format!("{}: {} and {} list it, and the second {reason}", image.display(), kept.display(), other.display())))
 }
 
 /// Keeps the side of `split`: one image in ten is for validation, and at least one of all.

@@ -379,3 +379,30 @@ fn a_link_that_leads_nowhere_is_one_bad_image() {
     set.options.allow_bad = false;
     assert!(matches!(set.scan(), Err(DataError::TooManyBad { bad: 1, total: 4, .. })));
 }
+
+#[test]
+fn boxes_of_one_image_in_two_coco_files_are_not_lost() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("1.jpg"), jpeg(32, 24)).unwrap();
+    let put = |name: &str, boxes: &[(u32, u32)]| {
+        let note = |(category, x): &(u32, u32)| format!("{{\"image_id\":1,\"category_id\":{category},\"bbox\":[{x},1,8,9]}}");
+        let notes = boxes.iter().map(note).collect::<Vec<_>>().join(",");
+        let categories = "[{\"id\":1,\"name\":\"a\"},{\"id\":2,\"name\":\"b\"},{\"id\":3,\"name\":\"other\"}]";
+        let images = "[{\"id\":1,\"file_name\":\"1.jpg\"}]";
+        let text = format!("{{\"images\":{images},\"categories\":{categories},\"annotations\":[{notes}]}}");
+        std::fs::write(dir.path().join(name), text).unwrap();
+    };
+    let config = DataConfig::parse("train: [a.json, b.json]\nval: a.json\nnames: [a, b]\n", &dir.path().join("data.yaml")).unwrap();
+    let options = ScanOptions { cache_dir: None, ..ScanOptions::default() };
+    let look = || scan(&config, Split::Train, &options, &|_, _| {});
+    put("a.json", &[(1, 1), (1, 2)]);
+    for lost in [&[(2, 1)][..], &[(1, 1), (1, 3)]] {
+        put("b.json", lost);
+        let refused = look().unwrap_err().to_string();
+        assert!(refused.contains("1.jpg: ") && refused.contains("a.json and ") && refused.contains("b.json list it"), "{refused}");
+    }
+    for kept in [&[][..], &[(1, 2)], &[(1, 2), (1, 1)], &[(1, 1), (3, 7)]] {
+        put("b.json", kept);
+        assert_eq!(look().unwrap().all_labels().len(), 2, "{kept:?}");
+    }
+}

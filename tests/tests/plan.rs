@@ -79,6 +79,28 @@ fn a_plan_is_of_the_settings_that_the_data_name() {
     assert!(plan(&["--batch", "2"]).contains("2 images of 64 pixels"));
 }
 
+/// A COCO file names the classes there: it is opened before the settings are one.
+#[test]
+fn a_file_of_settings_allows_data_elsewhere_as_a_flag_does() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_data(dir.path());
+    expect_code(&mut yolo_train(dir.path(), &["data", "convert", "yolo2coco", "--data", "tiny.yaml", "--out", "coco"]), 0);
+    std::fs::create_dir(dir.path().join("set")).unwrap();
+    let data = "train: ../coco/annotations/train.json\nval: ../coco/annotations/val.json\n";
+    std::fs::write(dir.path().join("set/data.yaml"), data).unwrap();
+    let settings = "data: set/data.yaml\ndevice: cpu\nimgsz: 64\nbatch: 4\nallow-outside: [coco]\n";
+    std::fs::write(dir.path().join("here.yaml"), settings).unwrap();
+    let plan = ["plan", "--config", "here.yaml", "--card", "RX 5600 XT"];
+    let (out, _) = expect_code(&mut yolo_train(dir.path(), &plan), 0);
+    assert!(out.contains("4 images of 64 pixels"), "{out}");
+    let limited = ["--config", "here.yaml", "--memory-limit", "0.01"];
+    let (_, error) = expect_code(&mut yolo_train(dir.path(), &limited), 2);
+    assert!(error.contains("memory_limit is 0.01"), "{error}");
+    // A flag is above the file.
+    let (_, error) = expect_code(&mut yolo_train(dir.path(), &[&plan[..], &["--allow-outside", "none"]].concat()), 2);
+    assert!(error.contains("outside the dataset root"), "{error}");
+}
+
 /// Every key of it is a setting, for others are refused; and what it says of memory is so.
 #[test]
 fn the_recipe_for_a_card_of_six_gigabytes_fits_it() {

@@ -65,7 +65,7 @@ fn settings(matches: &ArgMatches) -> Result<TrainConfig, Failure> {
     let values = flag_values(SETTINGS.iter().map(|s| (s.key(), s.read)), matches);
     let flags = Layer { origin: "command line".into(), values };
     let data = [Some(&flags), file.as_ref()].into_iter().flatten().find_map(|layer| layer.values.get("data")?.as_str());
-    let dataset = data.map(|data| of_dataset(data, &flags)).transpose()?;
+    let dataset = data.map(|data| of_dataset(data, file.as_ref(), &flags)).transpose()?;
     let layers: Vec<Layer> = [dataset, file, Some(flags)].into_iter().flatten().collect();
     Ok(TrainConfig::from_layers(&layers)?)
 }

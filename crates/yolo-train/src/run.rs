@@ -97,7 +97,7 @@ fn settle(args: &TrainArgs) -> Result<Settled, Failure> {
     }
     let data = [Some(&args.flags), file.as_ref()].into_iter().flatten().find_map(|l| l.values.get("data")?.as_str());
     let data = data.ok_or_else(|| Usage("--data FILE is required: a data.yaml that names the images and classes (see --help)".into()))?;
-    let dataset = of_dataset(data, &args.flags)?;
+    let dataset = of_dataset(data, file.as_ref(), &args.flags)?;
     let layers: Vec<Layer> = [Some(dataset), file, Some(args.flags.clone())].into_iter().flatten().collect();
     let (mut config, notes) = TrainConfig::with_notes(&layers)?;
     config.ranks = ranks_of(config.ranks)?;
@@ -125,10 +125,11 @@ fn open(config: &mut TrainConfig, device: &Selected, resumed: Option<&Path>) -> 
     Ok((data, batch))
 }
 
-/// The settings that the data.yaml names for its data, of which `flags` say where it may lie.
-pub(crate) fn of_dataset(data: &str, flags: &Layer) -> Result<Layer, Failure> {
-    let allow_outside = flags.values.get("allow_outside").and_then(Value::as_array).cloned().unwrap_or_default();
-    let allow_outside: Vec<PathBuf> = allow_outside.iter().filter_map(Value::as_str).map(PathBuf::from).collect();
+/// The settings that the data.yaml names for its data, of which `file` (`--config`) and `flags` say where it may lie.
+pub(crate) fn of_dataset(data: &str, file: Option<&Layer>, flags: &Layer) -> Result<Layer, Failure> {
+    let mut said: Vec<Layer> = file.into_iter().chain([flags]).cloned().collect();
+    said.iter_mut().for_each(|layer| layer.values.retain(|key, _| key.replace('-', "_") == "allow_outside"));
+    let allow_outside = TrainConfig::from_layers(&said)?.allow_outside.unwrap_or_default();
     let settings = DataConfig::load(Path::new(data), &allow_outside)?.settings;
     if let Some(key) = settings.keys().find(|key| NOT_FROM_DATA.contains(&key.replace('-', "_").as_str())) {
         return Err(Usage(format!("{data}: `{key}` is the user's to set; a dataset's settings may not")).into());

@@ -132,6 +132,23 @@ impl Annotated {
         self.file.meta.clone()
     }
 
+    /// The file, by the name that messages have for it.
+    pub(crate) fn path(&self) -> &Path {
+        &self.json
+    }
+
+    /// Whether it has objects of its image `index` that `other` has not of its own image `there`.
+    pub(crate) fn has_more(&self, index: u32, other: &Self, there: u32) -> bool {
+        let known: HashSet<_> = other.objects(there).collect();
+        self.objects(index).any(|object| !known.contains(&object))
+    }
+
+    /// Class and box of the objects of image `index`, bit by bit.
+    fn objects(&self, index: u32) -> impl Iterator<Item = (u32, [u32; 4])> {
+        let boxes = self.file.boxes_of(index as usize).iter();
+        boxes.filter_map(move |b| Some((self.classes[b.category as usize]?, b.xywh.map(f32::to_bits))))
+    }
+
     /// What the file calls image `index`.
     pub(crate) fn image_name(&self, index: u32) -> &str {
         &self.file.images[index as usize].file

@@ -12,6 +12,7 @@ use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use bellows_runs::write_atomic;
+use rayon::prelude::*;
 use sha2::{Digest, Sha256};
 
 use super::bytes::{Reader, Writer};
@@ -20,7 +21,7 @@ use super::error::DataError;
 use super::frame::Size;
 use super::header::Header;
 use super::labels::ParsedLabels;
-use super::listing::label_path;
+use super::listing::Entry;
 use super::record::{BadFile, Content, Record, Stamp};
 use crate::boxes::Label;
 
@@ -52,6 +53,7 @@ type Records = HashMap<OsString, Record>;
 #[derive(Debug, Default)]
 pub(crate) struct Cache {
     records: Records,
+    samples: Samples,
 }
 
 impl Cache {
@@ -63,7 +65,7 @@ impl Cache {
         self.records.len()
     }
 
-    /// What `file` remembers; nothing if it is absent, damaged, or its samples do not match the files any more.
+    /// What `file` remembers; nothing if it is absent or damaged.
     pub(crate) fn load(file: &Path) -> Self {
         let bytes = match std::fs::read(file) {
             Ok(bytes) => bytes,
@@ -81,30 +83,35 @@ impl Cache {
             tracing::warn!("{}: damaged; scanning again", file.display());
             return Self::default();
         };
-        let is_unchanged = |path: &Path| {
-            let stamps = [Stamp::of(path, Some(&label_path(path))), Stamp::of(path, None)];
-            records.get(path.as_os_str()).is_some_and(|record| stamps.contains(&record.stamp))
-        };
-        let lies = |path: &Path, digest: [u8; 32]| is_unchanged(path) && sample(path).is_some_and(|now| now != digest);
-        if let Some((path, _)) = samples.iter().find(|(path, digest)| lies(path, *digest)) {
-            tracing::warn!("{}: its content changed under an unchanged size and time; scanning everything again", path.display());
-            return Self::default();
-        }
-        Self { records }
+        Self { records, samples }
     }
 
-    /// Writes `records` (of `images`, same order) to `file`, whole or not at all.
-    pub(crate) fn save(file: &Path, images: &[&Path], records: &[Record]) -> Result<(), DataError> {
+    /// The same of files that lie as `entries` say, which are sorted by their images; nothing if a sample does not match its files any more.
+    pub(crate) fn checked(self, entries: &[Entry]) -> Self {
+        let lies = |(image, digest): &&(PathBuf, [u8; 32])| {
+            let Ok(at) = entries.binary_search_by(|entry| entry.image.cmp(image)) else { return false };
+            let is_unchanged = self.get(image).is_some_and(|record| record.stamp == entries[at].look());
+            is_unchanged && sample(&entries[at]).is_some_and(|now| now != *digest)
+        };
+        if let Some((image, _)) = self.samples.par_iter().find_first(lies) {
+            tracing::warn!("{}: its content changed under an unchanged size and time; scanning everything again", image.display());
+            return Self::default();
+        }
+        self
+    }
+
+    /// Writes `records` (of `entries`, same order) to `file`, whole or not at all.
+    pub(crate) fn save(file: &Path, entries: &[Entry], records: &[Record]) -> Result<(), DataError> {
         let mut out = Writer(MAGIC.to_vec());
         out.u32(records.len() as u32);
-        for (path, record) in images.iter().zip(records) {
-            out.record(path, record);
+        for (entry, record) in entries.iter().zip(records) {
+            out.record(&entry.image, record);
         }
         // A file that changed under an unchanged stamp before this scan reused its record is not hidden: samples are checked at every load.
-        let step = images.len().div_ceil(SAMPLES).max(1);
+        let step = entries.len().div_ceil(SAMPLES).max(1);
         // A path that is no text would be another file's when it is read back.
-        let text = images.iter().step_by(step).filter_map(|path| path.to_str());
-        let sampled: Vec<(&str, [u8; 32])> = text.filter_map(|path| Some((path, sample(Path::new(path))?))).collect();
+        let sampled = entries.iter().step_by(step).filter_map(|entry| Some((entry.image.to_str()?, sample(entry)?)));
+        let sampled: Vec<(&str, [u8; 32])> = sampled.collect();
         out.u32(sampled.len() as u32);
         for (path, digest) in sampled {
             out.text(path);
@@ -119,9 +126,9 @@ impl Cache {
 }
 
 /// SHA-256 over the first and the last 4 KiB of the image and of its label file; `None` where one is there and cannot be read.
-pub(crate) fn sample(image: &Path) -> Option<[u8; 32]> {
+fn sample(entry: &Entry) -> Option<[u8; 32]> {
     let mut hash = Sha256::new();
-    for path in [image.to_path_buf(), label_path(image)] {
+    for path in [entry.image.clone(), entry.label_path()] {
         let mut bytes = Vec::new();
         let read = std::fs::File::open(&path).and_then(|mut f| {
             f.by_ref().take(SAMPLE_BYTES).read_to_end(&mut bytes)?;
@@ -244,10 +251,11 @@ mod tests {
     fn remembered(image: &Path, change: impl FnOnce()) -> usize {
         let file = image.with_file_name("memory.scan");
         let content = Err(BadFile { path: image.to_path_buf(), line: None, reason: String::new() });
-        let record = Record { stamp: Stamp::of(image, Some(&label_path(image))), content };
-        Cache::save(&file, &[image], &[record]).unwrap();
+        let entries = [Entry::of_files(image.to_path_buf(), None)];
+        let record = Record { stamp: entries[0].look(), content };
+        Cache::save(&file, &entries, &[record]).unwrap();
         change();
-        Cache::load(&file).len()
+        Cache::load(&file).checked(&entries).len()
     }
 
     #[test]
@@ -270,8 +278,9 @@ mod tests {
     fn what_cannot_be_read_is_no_sample() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join("a.jpg")).unwrap();
-        assert_eq!(sample(&dir.path().join("a.jpg")), None);
-        assert!(sample(&dir.path().join("absent.jpg")).is_some());
+        let sample = |name: &str| sample(&Entry::of_files(dir.path().join(name), None));
+        assert_eq!(sample("a.jpg"), None);
+        assert!(sample("absent.jpg").is_some());
     }
 
     #[cfg(target_os = "linux")]

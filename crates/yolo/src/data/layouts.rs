@@ -22,17 +22,17 @@ use super::error::DataError;
 
 const MAX_BYTES: u64 = 1 << 20;
 
-/// What the folder at `root` holds.
+/// What the folder at `root` holds. `allow_outside` names folders beyond it that may be used.
 ///
 /// # Errors
 /// [`DataError::Invalid`] when it is none of the layouts, or whatever its description is refused for.
-pub(crate) fn folder(root: &Path) -> Result<DataConfig, DataError> {
+pub(crate) fn folder(root: &Path, allow_outside: &[PathBuf]) -> Result<DataConfig, DataError> {
     let usual = ["data.yaml", "data.yml", "dataset.yaml", "dataset.yml"].map(|name| root.join(name)).into_iter().find(|p| p.is_file());
     if let Some(yaml) = usual.or_else(|| only_yaml(root)) {
         return DataConfig::from_yaml(&yaml);
     }
     if root.join("obj.data").is_file() {
-        return darknet(&root.join("obj.data"));
+        return darknet(&root.join("obj.data"), allow_outside);
     }
     let coco = |name: &str| Some(Source::from(name)).filter(|_| root.join(name).is_file());
     let described = |train, val, test| DataConfig { yaml: root.into(), ..splits(root, train, val, test) };
@@ -78,18 +78,18 @@ pub(crate) fn coco_file(json: &Path) -> DataConfig {
     DataConfig { yaml: json.into(), root, val: vec![source.clone()], test: vec![source], channels: 3, ..DataConfig::default() }
 }
 
-/// Darknet's `obj.data`: `key = value` lines that name the lists of images and the file of class names.
+/// Darknet's `obj.data`: `key = value` lines that name the lists of images and the file of class names, which may lie in a folder of `allow_outside`.
 ///
 /// # Errors
 /// [`DataError::Yaml`] for what is missing; whatever the names are refused for.
-pub(crate) fn darknet(file: &Path) -> Result<DataConfig, DataError> {
+pub(crate) fn darknet(file: &Path, allow_outside: &[PathBuf]) -> Result<DataConfig, DataError> {
     let root = file.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let pairs = lines(file)?.into_iter().filter_map(|l| l.split_once('=').map(|(k, v)| (k.trim().to_string(), v.trim().to_string())));
     let values: BTreeMap<String, String> = pairs.collect();
     let source = |key: &str| values.get(key).filter(|v| !v.is_empty()).map(Source::from);
     let missing = |key: &str| DataError::Yaml { path: file.into(), line: None, reason: format!("`{key}` is missing") };
     let train = source("train").ok_or_else(|| missing("train"))?;
-    let config = DataConfig { yaml: file.into(), ..splits(root, train, source("valid"), None) };
+    let config = DataConfig { yaml: file.into(), allow_outside: allow_outside.to_vec(), ..splits(root, train, source("valid"), None) };
     let names = values.get("names").ok_or_else(|| missing("names"))?;
     Ok(DataConfig { names: lines(&config.resolve(root, Path::new(names))?)?, ..config })
 }

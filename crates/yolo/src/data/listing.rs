@@ -2,10 +2,13 @@
 //!
 //! Links inside a folder are followed only where [`DataConfig::resolve`] allows; lines of a list that start with `./` are relative to the list,
 //! others to the dataset root, then to the current directory. Files of other kinds are passed over in folders; in a list they are somebody's
-//! mistake and are kept, to be reported by the scan.
+//! mistake and are kept, to be reported by the scan. So is a link that leads nowhere.
+//!
+//! Label files are looked for by the names that images were given, and where there is none, by the places that links lead to.
 //!
 //! Where validation is held out of training, an image is in the one or the other by a hash of its path, so more images change no old one's side.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::path::{Component, MAIN_SEPARATOR, Path, PathBuf};
@@ -28,18 +31,44 @@ const MAX_DEPTH: usize = 32;
 const MAX_LIST_BYTES: u64 = 1 << 30;
 /// So many images of a COCO file are looked for by one thread at a time: clips stand together there, so that few folders are looked up twice.
 const PIECE: usize = 4096;
+/// Stands for every image of a folder: where the label file of one is, there are those of all.
+const ANY: &str = "_";
 
 /// An image, and where its objects stand.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Entry {
     /// Real, and allowed to be read.
     pub(crate) image: PathBuf,
+    /// Its label file, which is real and allowed to be read, where links make it another than the one by the image's real place.
+    pub(crate) label: Option<Box<Path>>,
     /// Which of the COCO files, and which of its images; none for a label file of its own.
     pub(crate) coco: Option<(u32, u32)>,
     /// Which sample of the split's shards; none for a file of its own.
     pub(crate) sample: Option<u32>,
     /// Of an image of a COCO file, which was looked at to be listed: of a million on a network's drive each is asked about once.
     pub(crate) stamp: Option<Stamp>,
+}
+
+impl Entry {
+    /// An image with a label file of its own, there or not.
+    pub(crate) fn of_files(image: PathBuf, label: Option<PathBuf>) -> Self {
+        Self { image, label: label.map(PathBuf::into_boxed_path), coco: None, sample: None, stamp: None }
+    }
+
+    /// Where a label file of its own stands, or would stand.
+    pub(crate) fn label_path(&self) -> PathBuf {
+        self.label.as_deref().map_or_else(|| label_path(&self.image), Path::to_path_buf)
+    }
+
+    /// The same of an image whose objects do not stand elsewhere.
+    pub(crate) fn label_file(&self) -> Option<PathBuf> {
+        (self.coco.is_none() && self.sample.is_none()).then(|| self.label_path())
+    }
+
+    /// Sizes and times of its files.
+    pub(crate) fn look(&self) -> Stamp {
+        self.stamp.unwrap_or_else(|| Stamp::of(&self.image, self.label_file().as_deref()))
+    }
 }
 
 /// The images of a split.
@@ -94,12 +123,12 @@ impl Listing {
 /// The images of `split`; `cache_dir` is where COCO files are remembered.
 ///
 /// # Errors
-/// [`DataError::Missing`] when a source does not exist, [`DataError::Outside`] when one leads out of the root.
+/// [`DataError::Missing`] when a source does not exist, [`DataError::Outside`] when one leads out of the root, or label files do by its name;
+/// [`DataError::Invalid`] when two COCO files have unlike boxes of one image.
 pub(crate) fn images(config: &DataConfig, split: Split, cache_dir: Option<&Path>) -> Result<Listing, DataError> {
     let mut listing = Listing::default();
-    let mut found = Vec::new();
     for source in config.sources(split) {
-        let path = match config.resolve(&config.root, &source.path) {
+        let (named, path) = match config.find(&config.root, &source.path) {
             Err(DataError::Io { path, .. }) => return Err(missing(config, split, path)),
             other => other?,
         };
@@ -107,20 +136,20 @@ pub(crate) fn images(config: &DataConfig, split: Split, cache_dir: Option<&Path>
             packed(config, split, &path, &mut listing)?;
         } else if path.is_dir() {
             listing.walked = true;
-            let before = found.len();
-            walk(config, &path, 0, &mut found)?;
-            if found.len() == before && Packed::lacks_index(&path) {
+            let before = listing.entries.len();
+            walk(config, &named, &path, 0, &mut listing.entries)?;
+            if listing.entries.len() == before && Packed::lacks_index(&path) {
                 packed(config, split, &path, &mut listing)?;
             }
         } else if source.is_coco() {
             annotated(config, source, cache_dir, &mut listing)?;
         } else {
-            read_list(config, &path, &mut found)?;
+            read_list(config, &path, &mut listing.entries)?;
         }
     }
-    listing.entries.extend(found.into_iter().map(|image| Entry { image, coco: None, sample: None, stamp: None }));
+    resolve_labels(config, &mut listing.entries)?;
     if listing.packed.is_none() {
-        sort(&mut listing);
+        sort(&mut listing)?;
     }
     if config.hold_out && split != Split::Test {
         hold_out(config, split, &mut listing.entries);
@@ -139,22 +168,35 @@ fn packed(config: &DataConfig, split: Split, path: &Path, listing: &mut Listing)
     for shard in packed.files().filter(|shard| shard.is_symlink() && shard.exists()) {
         config.resolve(path, &shard)?;
     }
-    let entry = |(sample, image)| Entry { image, coco: None, sample: Some(sample as u32), stamp: None };
+    let entry = |(sample, image)| Entry { image, label: None, coco: None, sample: Some(sample as u32), stamp: None };
     listing.entries = packed.images().enumerate().map(entry).collect();
     listing.packed = Some(Arc::new(packed));
     Ok(())
 }
 
 /// Images by their paths, each file once.
-fn sort(listing: &mut Listing) {
-    listing.entries.par_sort_unstable_by(|a, b| (&a.image, a.coco).cmp(&(&b.image, b.coco)));
+fn sort(listing: &mut Listing) -> Result<(), DataError> {
+    // Of several names the one that leads to labels goes first.
+    listing.entries.par_sort_unstable_by(|a, b| (&a.image, a.coco, Reverse(&a.label)).cmp(&(&b.image, b.coco, Reverse(&b.label))));
     let id = |(file, image): (u32, u32)| listing.coco[file as usize].image_id(image);
+    let mut lost = None;
     listing.entries.dedup_by(|b, a| {
         let same = a.image == b.image;
+        if same
+            && lost.is_none()
+            && let (Some((kept, here)), Some((other, there))) = (a.coco, b.coco)
+            && kept != other
+        {
+            let (kept, other) = (&listing.coco[kept as usize], &listing.coco[other as usize]);
+            lost = other.has_more(there, kept, here).then(|| (a.image.clone(), kept.path(), other.path()));
+        }
         // Two files may list one image under one id.
         listing.repeated.extend(b.coco.filter(|&of| same && a.coco.map(id) != Some(id(of))));
         same
     });
+    let Some((image, kept, other)) = lost else { return Ok(()) };
+    let reason = "has boxes of it that the other has not; those of one image are taken from one file: join the two";
+    Err(DataError::Invalid(format!("{}: {} and {} list it, and the second {reason}", image.display(), kept.display(), other.display())))
 }
 
 /// Keeps the side of `split`: one image in ten is for validation, and at least one of all.
@@ -185,7 +227,7 @@ fn annotated(config: &DataConfig, source: &Source, cache_dir: Option<&Path>, lis
     // The first path that is refused is told, whichever thread was first.
     for piece in pieces {
         for (image, stamp) in piece? {
-            listing.entries.push(Entry { image, coco: Some((which, index)), sample: None, stamp });
+            listing.entries.push(Entry { image, label: None, coco: Some((which, index)), sample: None, stamp });
             index += 1;
         }
     }
@@ -196,8 +238,11 @@ fn annotated(config: &DataConfig, source: &Source, cache_dir: Option<&Path>, lis
 /// The real place of a file, and what was seen there, unless a link led to it.
 type Placed = (PathBuf, Option<Stamp>);
 
+/// Folders by their letters: as they were found, and where they really are.
+type Folders = HashMap<OsString, (PathBuf, PathBuf)>;
+
 fn places(config: &DataConfig, paths: &[PathBuf]) -> Result<Vec<Placed>, DataError> {
-    let mut folders = HashMap::new();
+    let mut folders = Folders::new();
     let placed = paths.iter().map(|path| match place(config, path, &mut folders) {
         // A folder that is not there: the scan names the image.
         Err(DataError::Io { .. }) => Ok((path.clone(), None)),
@@ -207,21 +252,25 @@ fn places(config: &DataConfig, paths: &[PathBuf]) -> Result<Vec<Placed>, DataErr
 }
 
 /// The real place of the file at `path`. Real folders are looked up once, by their letters: a list has many files in few folders.
-fn place(config: &DataConfig, path: &Path, folders: &mut HashMap<OsString, PathBuf>) -> Result<Placed, DataError> {
+fn place(config: &DataConfig, path: &Path, folders: &mut Folders) -> Result<Placed, DataError> {
     let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(DataError::Invalid(format!("`{}` is not a file name", path.display())));
     };
-    let real = match folders.get(folder.as_os_str()) {
-        Some(real) => real,
+    let (_, real) = match folders.get(folder.as_os_str()) {
+        Some(known) => known,
         None => {
             let relative = folder.strip_prefix(&config.root).unwrap_or(folder);
-            let real = config.resolve(&config.root, relative)?;
-            &*folders.entry(folder.into()).or_insert(real)
+            let found = config.find(&config.root, relative)?;
+            &*folders.entry(folder.into()).or_insert(found)
         }
     };
     let file = real.join(name);
     match file.symlink_metadata() {
-        Ok(info) if info.is_symlink() => Ok((config.resolve(real, Path::new(name))?, None)),
+        Ok(info) if info.is_symlink() => match config.resolve(real, &file) {
+            // It leads nowhere: the scan names it.
+            Err(DataError::Io { .. }) => Ok((file, None)),
+            other => Ok((other?, None)),
+        },
         info => Ok((file, info.ok().map(|info| Stamp::seen(&info)))),
     }
 }
@@ -238,35 +287,43 @@ pub(crate) fn of_another_system(path: &Path) -> &'static str {
     if is_one { "; here `/` divides folders, and not `\\`" } else { "" }
 }
 
-fn walk(config: &DataConfig, folder: &Path, depth: usize, found: &mut Vec<PathBuf>) -> Result<(), DataError> {
+/// `named` is what `folder` is called, which may lead there over links.
+fn walk(config: &DataConfig, named: &Path, folder: &Path, depth: usize, found: &mut Vec<Entry>) -> Result<(), DataError> {
     if depth > MAX_DEPTH {
         return Err(DataError::Invalid(format!("{}: folders nested deeper than {MAX_DEPTH} (a link to itself?)", folder.display())));
     }
+    let labels = label_as_named(&named.join(ANY), &folder.join(ANY));
     for entry in std::fs::read_dir(folder).map_err(DataError::io(folder))? {
         let entry = entry.map_err(DataError::io(folder))?;
         let path = entry.path();
         let mut kind = entry.file_type().map_err(DataError::io(&path))?;
         if kind.is_symlink() {
-            let real = config.resolve(folder, &path)?;
-            kind = std::fs::metadata(&real).map_err(DataError::io(&path))?.file_type();
+            let target = config.resolve(folder, &path).and_then(|real| std::fs::metadata(&real).map_err(DataError::io(&path)));
+            kind = match target {
+                Ok(target) => target.file_type(),
+                // It leads nowhere: the scan names it if it is called like an image.
+                Err(DataError::Io { .. }) => kind,
+                Err(other) => return Err(other),
+            };
         }
         if kind.is_dir() {
-            walk(config, &path, depth + 1, found)?;
+            walk(config, &named.join(entry.file_name()), &path, depth + 1, found)?;
         } else if is_image(&path) || UNREADABLE.contains(&suffix(&path).as_str()) {
-            found.push(path);
+            let label = labels.as_ref().map(|labels| labels.with_file_name(entry.file_name()).with_extension("txt"));
+            found.push(Entry::of_files(path, label));
         }
     }
     Ok(())
 }
 
-fn read_list(config: &DataConfig, list: &Path, found: &mut Vec<PathBuf>) -> Result<(), DataError> {
+fn read_list(config: &DataConfig, list: &Path, found: &mut Vec<Entry>) -> Result<(), DataError> {
     let length = std::fs::metadata(list).map_err(DataError::io(list))?.len();
     if length > MAX_LIST_BYTES {
         return Err(DataError::Invalid(format!("{}: {length} bytes; a list of images has at most {MAX_LIST_BYTES}", list.display())));
     }
     let text = std::fs::read_to_string(list).map_err(DataError::io(list))?;
     let beside = list.parent().unwrap_or(Path::new("."));
-    let mut folders = HashMap::new();
+    let (mut folders, mut labels) = (Folders::new(), HashMap::new());
     for line in text.trim_start_matches('\u{feff}').lines().map(str::trim).filter(|l| !l.is_empty()) {
         let path = match line.strip_prefix("./") {
             Some(rest) => beside.join(rest),
@@ -276,9 +333,51 @@ fn read_list(config: &DataConfig, list: &Path, found: &mut Vec<PathBuf>) -> Resu
             DataError::Invalid(reason) => DataError::Invalid(format!("{}: {reason}", list.display())),
             other => other,
         })?;
-        found.push(image);
+        let label = label_of_line(&path, &image, &folders, &mut labels);
+        found.push(Entry::of_files(image, label));
     }
     Ok(())
+}
+
+/// [`label_as_named`] of a line of a list, whose folder is one of `folders`; `labels` is what is known of those.
+fn label_of_line(path: &Path, image: &Path, folders: &Folders, labels: &mut HashMap<OsString, Option<PathBuf>>) -> Option<PathBuf> {
+    let (folder, name) = (path.parent()?, path.file_name()?);
+    let (named, real) = folders.get(folder.as_os_str())?;
+    if image != real.join(name) {
+        // A link by itself.
+        return label_as_named(&named.join(name), image);
+    }
+    let labels = labels.entry(folder.into()).or_insert_with(|| label_as_named(&named.join(ANY), &real.join(ANY)));
+    labels.as_ref().map(|labels| labels.with_file_name(name).with_extension("txt"))
+}
+
+/// Where the label file of the image `named` is or would be, if links make that another place than by `real`, where they lead to.
+fn label_as_named(named: &Path, real: &Path) -> Option<PathBuf> {
+    if named == real {
+        return None;
+    }
+    let label = |image: &Path| {
+        let label = label_path(image);
+        Some(label.parent()?.canonicalize().ok()?.join(label.file_name()?))
+    };
+    label(named).filter(|by_name| label(real).as_ref() != Some(by_name))
+}
+
+/// Label files by the names of their images become real ones that may be read. Where there is none and one by the image's real place, it is that.
+fn resolve_labels(config: &DataConfig, entries: &mut [Entry]) -> Result<(), DataError> {
+    let resolve = |piece: &mut [Entry]| -> Result<(), DataError> {
+        let mut folders = Folders::new();
+        for entry in piece {
+            let Some(label) = entry.label.take() else { continue };
+            let (label, seen) = place(config, &label, &mut folders)?;
+            let is_there = seen.is_some() || label.exists();
+            entry.label = (is_there || !label_path(&entry.image).exists()).then(|| label.into_boxed_path());
+        }
+        Ok(())
+    };
+    let pieces: Vec<Result<(), DataError>> = entries.par_chunks_mut(PIECE).map(resolve).collect();
+    // The first path that is refused is told, whichever thread was first.
+    pieces.into_iter().collect()
 }
 
 /// Where the labels of `image` stand: the last folder `images` of its path becomes `labels`, the suffix `txt`.

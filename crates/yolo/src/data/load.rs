@@ -23,11 +23,11 @@ impl DataConfig {
     /// The same with another folder to remember COCO files in.
     pub(crate) fn load_with(path: &Path, allow_outside: &[PathBuf], cache_dir: Option<&Path>) -> Result<Self, DataError> {
         let mut config = if path.is_dir() {
-            layouts::folder(path)?
+            layouts::folder(path, allow_outside)?
         } else if Source::from(path).is_coco() {
             layouts::coco_file(path)
         } else if path.extension().is_some_and(|e| e == "data") {
-            layouts::darknet(path)?
+            layouts::darknet(path, allow_outside)?
         } else {
             Self::from_yaml(path)?
         };

@@ -269,31 +269,29 @@ pub fn scan(config: &DataConfig, split: Split, options: &ScanOptions, progress: 
     }
     listing.keep(options.fraction);
     let entries = &listing.entries;
+    let known = known.checked(entries);
     let (done, fresh) = (AtomicU64::new(0), AtomicU64::new(0));
     let records: Vec<Record> = entries
         .par_iter()
-        .map(|Entry { image, coco, sample, stamp }| {
-            let packed = listing.packed.as_deref().zip(*sample);
-            let label = (coco.is_none() && packed.is_none()).then(|| listing::label_path(image));
-            let look = || stamp.unwrap_or_else(|| Stamp::of(image, label.as_deref()));
-            let stamp = packed.map_or_else(look, |(packed, sample)| packed.stamp(sample));
-            let record = known.get(image).filter(|r| r.stamp == stamp).cloned().unwrap_or_else(|| {
+        .map(|entry| {
+            let packed = listing.packed.as_deref().zip(entry.sample);
+            let stamp = packed.map_or_else(|| entry.look(), |(packed, sample)| packed.stamp(sample));
+            let record = known.get(&entry.image).filter(|r| r.stamp == stamp).cloned().unwrap_or_else(|| {
                 fresh.fetch_add(1, Ordering::Relaxed);
                 let of_files = || {
-                    let content = check(image, label.as_deref());
+                    let content = check(&entry.image, entry.label_file().as_deref());
                     // What may not be read today may be tomorrow, and what stands in its way may be gone, under the same size and time.
                     Record { stamp: if content.is_err() { Stamp::NEVER } else { stamp }, content }
                 };
-                packed.map_or_else(of_files, |(packed, sample)| packed.record(sample, image))
+                packed.map_or_else(of_files, |(packed, sample)| packed.record(sample, &entry.image))
             });
             progress(done.fetch_add(1, Ordering::Relaxed) + 1, entries.len() as u64);
             record
         })
         .collect();
-    let paths: Vec<&Path> = entries.iter().map(|e| e.image.as_path()).collect();
     if let Some(file) = cache_file
-        && (fresh.into_inner() > 0 || known.len() != paths.len())
-        && let Err(error) = Cache::save(&file, &paths, &records)
+        && (fresh.into_inner() > 0 || known.len() != entries.len())
+        && let Err(error) = Cache::save(&file, entries, &records)
     {
         tracing::warn!("the scan could not be remembered ({error}); the next start scans again");
     }
@@ -396,7 +394,7 @@ fn assemble(config: &DataConfig, split: Split, options: &ScanOptions, listing: &
 fn marked(listing: &Listing, entry: &Entry, record: Record, nc: u32) -> (Result<Content, BadFile>, Marked) {
     let mut marked = Marked::default();
     let content = record.content.and_then(|content| match entry.coco {
-        None => with_known_classes(content, &entry.image, nc, listing.packed.as_deref().zip(entry.sample)),
+        None => with_known_classes(content, entry, nc, listing.packed.as_deref().zip(entry.sample)),
         Some((which, index)) => {
             marked = listing.coco[which as usize].labels(index, content.header.size);
             Ok(Content { labels: Some(std::mem::take(&mut marked.parsed)), ..content })
@@ -406,12 +404,12 @@ fn marked(listing: &Listing, entry: &Entry, record: Record, nc: u32) -> (Result<
 }
 
 /// Refuses classes that the dataset does not have. The file is read again only to name the line.
-fn with_known_classes(content: Content, image: &Path, nc: u32, packed: Option<(&Packed, u32)>) -> Result<Content, BadFile> {
+fn with_known_classes(content: Content, entry: &Entry, nc: u32, packed: Option<(&Packed, u32)>) -> Result<Content, BadFile> {
     let labels = content.labels.as_ref().map(|l| l.labels.as_slice()).unwrap_or_default();
     if let Some(label) = labels.iter().find(|l| l.class >= nc) {
-        let path = listing::label_path(image);
+        let path = entry.label_path();
         match packed {
-            Some((packed, sample)) => packed.name_class(sample, image, nc)?,
+            Some((packed, sample)) => packed.name_class(sample, &entry.image, nc)?,
             None if path.is_file() => drop(read_labels(&path, nc)?),
             None => {}
         }

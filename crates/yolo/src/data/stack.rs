@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::data::dataset::{Dataset, DatasetError};
 
-use super::frame::{Frame, NO_DIFFERENCE};
+use super::frame::{Frame, NO_DIFFERENCE, Size};
 use super::item::Item;
 
 /// Which frames make an input.
@@ -98,6 +98,17 @@ impl Stacked {
         Self { data, stack, before, unreadable: Mutex::default() }
     }
 
+    /// The frame of an item before one whose file has this `size`, if it can be read and its file has that size, too.
+    fn past(&self, index: usize, size: Size) -> Option<Frame> {
+        match self.data.get(index) {
+            Ok(item) => (item.original == size).then_some(item.frame),
+            Err(error) => {
+                self.missing(index, &error);
+                None
+            }
+        }
+    }
+
     /// Told once a frame: it is missing to many.
     fn missing(&self, index: usize, error: &DatasetError) {
         if self.unreadable.lock().unwrap_or_else(PoisonError::into_inner).insert(index) {
@@ -118,14 +129,24 @@ impl Dataset<Item> for Stacked {
         let wanted = |k: usize| k <= self.stack.background || k.is_multiple_of(self.stack.stride) || k == oldest;
         let mut read: Vec<Option<Frame>> = Vec::with_capacity(chain.len());
         for (k, &i) in chain.iter().enumerate().skip(1) {
-            match wanted(k).then(|| self.data.get(i).map(|item| item.frame)).transpose() {
-                Ok(frame) => read.push(frame),
-                // As if the clip began after it.
-                Err(error) => {
-                    self.missing(i, &error);
-                    break;
+            if !wanted(k) {
+                read.push(None);
+                continue;
+            }
+            let frame = self.past(i, item.original);
+            if frame.is_some() {
+                read.push(frame);
+                continue;
+            }
+            // As if the clip began after it: what comes first now stands for all before it, and may not have been read.
+            while matches!(read.last(), Some(None)) {
+                let first = self.past(chain[read.len()], item.original);
+                read.pop();
+                if first.is_some() {
+                    read.push(first);
                 }
             }
+            break;
         }
         let now = &item.frame;
         let frames: Vec<&Frame> = read.iter().rev().map(|frame| frame.as_ref().unwrap_or(now)).chain([now]).collect();
@@ -216,12 +237,12 @@ mod tests {
         assert_eq!([2, 3].map(|i| planes(&background, i)), [vec![128, 20], vec![138, 30]]);
     }
 
-    /// A set of which item 1 cannot be read.
-    struct Torn(Arc<dyn Dataset<Item>>);
+    /// A set of which these items cannot be read.
+    struct Torn(Arc<dyn Dataset<Item>>, &'static [usize]);
 
     impl Dataset<Item> for Torn {
         fn get(&self, index: usize) -> Result<Item, DatasetError> {
-            if index == 1 { Err(DatasetError::new(std::io::Error::other("torn"))) } else { self.0.get(index) }
+            if self.1.contains(&index) { Err(DatasetError::new(std::io::Error::other("torn"))) } else { self.0.get(index) }
         }
 
         fn len(&self) -> usize {
@@ -232,10 +253,50 @@ mod tests {
     #[test]
     fn a_frame_that_cannot_be_read_is_missing_to_those_after_it_and_told_once() {
         let whole = set(Stack { frames: 3, ..Stack::default() });
-        let torn = Stacked { data: Arc::new(Torn(whole.data.clone())), ..whole };
+        let torn = Stacked { data: Arc::new(Torn(whole.data.clone(), &[1])), ..whole };
         assert_eq!([2, 3].map(|i| planes(&torn, i)), [vec![20, 20, 20], vec![20, 20, 30]]);
         assert!(torn.get(1).is_err());
         assert_eq!(torn.unreadable.into_inner().unwrap(), HashSet::from([1]));
+    }
+
+    /// What `Ring` sees of a film that begins with item 2.
+    fn begun_anew(stack: Stack) -> Vec<u8> {
+        let mut ring = Ring::new(stack);
+        ring.push(&frame(20));
+        let seen = ring.push(&frame(30));
+        (0..seen.channels).map(|c| seen.plane(c)[5]).collect()
+    }
+
+    #[test]
+    fn what_cannot_be_read_begins_anew_with_frames_that_were_passed_over() {
+        let cases: [(Stack, &'static [usize]); 3] = [
+            (Stack { frames: 2, stride: 2, background: 0 }, &[1]),
+            (Stack { frames: 2, stride: 3, background: 0 }, &[0, 1]),
+            (Stack { frames: 2, stride: 3, background: 1 }, &[0, 1]),
+        ];
+        for (stack, torn) in cases {
+            let whole = set(stack);
+            let torn = Stacked { data: Arc::new(Torn(whole.data.clone(), torn)), ..whole };
+            assert_eq!(planes(&torn, 3), begun_anew(stack), "{stack:?}");
+        }
+        let whole = set(cases[1].0);
+        let torn = Stacked { data: Arc::new(Torn(whole.data.clone(), &[0, 1, 2])), ..whole };
+        assert_eq!(planes(&torn, 3), [30, 30]);
+    }
+
+    /// Whether it has been fitted to one size with the others or not.
+    #[test]
+    fn a_file_of_another_size_begins_anew_with_frames_that_were_passed_over() {
+        let stack = Stack { frames: 2, stride: 2, background: 0 };
+        let other = |fitted: bool| {
+            let item = |i: u8| {
+                let item = Item::new(if i == 1 { Frame::filled(1, 8, 6, 10) } else { frame(10 * i) }, Vec::new(), i.to_string());
+                if fitted { Item { frame: frame(10 * i), ..item } } else { item }
+            };
+            Stacked::new(Arc::new(InMemDataset::new((0..4).map(item).collect())), stack, vec![None, Some(0), Some(1), Some(2)])
+        };
+        assert_eq!([false, true].map(|fitted| planes(&other(fitted), 3)), [[20, 30]; 2]);
+        assert_eq!(begun_anew(stack), [20, 30]);
     }
 
     #[test]

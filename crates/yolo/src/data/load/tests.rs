@@ -125,6 +125,19 @@ fn cvat() {
         tree.is_held_out("");
         tree.is_held_out("obj.data");
     }
+    // Class names may lie elsewhere, where that is allowed.
+    let tree = Tree::new();
+    tree.yolo("obj_train_data", "obj_train_data");
+    tree.list("train.txt", "obj_train_data/");
+    let elsewhere = tree.0.path().join("elsewhere");
+    std::fs::create_dir(&elsewhere).unwrap();
+    std::fs::write(elsewhere.join("obj.names"), "cat\ndog\n").unwrap();
+    tree.write("obj.data", format!("train = train.txt\nnames = {}\n", elsewhere.join("obj.names").display()));
+    for name in ["", "obj.data"] {
+        let open = |allowed: &[PathBuf]| DataConfig::load_with(&tree.root().join(name), allowed, None);
+        assert!(matches!(open(&[]), Err(DataError::Outside { .. })));
+        assert_eq!(open(std::slice::from_ref(&elsewhere)).unwrap().names, ["cat", "dog"]);
+    }
     for prefix in ["data/images/train/", "images/train/", "./images/train/"] {
         let tree = Tree::new();
         tree.yolo("images/train", "labels/train");

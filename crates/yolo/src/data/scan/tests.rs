@@ -1,6 +1,7 @@
 //! What a scan keeps, what it refuses, and when its memory counts.
 
 use super::*;
+use crate::data::Source;
 use crate::data::image::tests::jpeg;
 use std::time::{Duration, SystemTime};
 use tempfile::TempDir;
@@ -280,4 +281,128 @@ fn an_image_of_a_coco_file_is_looked_at_again_once_it_has_changed() {
     expected[1] = Size { width: 64, height: 48 };
     assert_eq!(sizes(), expected);
     assert_eq!(sizes(), expected);
+}
+
+/// Every way to images behind links, of which the names lead to labels.
+#[cfg(unix)]
+#[test]
+fn labels_are_found_by_the_names_of_images_behind_links() {
+    use std::os::unix::fs::symlink;
+    let mut set = Set::new(20);
+    let away = set.dir.path().join("away");
+    std::fs::create_dir(&away).unwrap();
+    for (name, target) in [("images", "frames"), ("labels", "boxes")] {
+        std::fs::rename(set.file(name), away.join(target)).unwrap();
+        symlink(away.join(target), set.file(name)).unwrap();
+    }
+    let list: String = (0..20).map(|i| format!("images/{i:03}.jpg\n")).collect();
+    set.write("list.txt", list.as_bytes());
+    for source in ["images", "list.txt"] {
+        set.config.train = vec![source.into()];
+        set.config.allow_outside = vec![away.join("frames")];
+        let refused = set.scan().unwrap_err().to_string();
+        assert!(refused.contains("outside the dataset root") && refused.contains("away/boxes"), "{source}: {refused}");
+        set.config.allow_outside = vec![away.clone()];
+        let first = set.scan().unwrap();
+        assert_eq!((first.found, first.missing, first.all_labels().len()), (20, 0, 20), "{source}");
+        assert_eq!(set.scan().unwrap(), first);
+
+        // What is remembered holds while these label files do.
+        let label = away.join("boxes/004.txt");
+        let (before, time) = (std::fs::read(&label).unwrap(), std::fs::metadata(&label).unwrap().modified().unwrap());
+        std::fs::write(&label, "1 .25 .25 .1 .1\n0 .5 .5 .1 .1\n").unwrap();
+        assert_eq!(set.scan().unwrap().labels(4).len(), 2);
+        std::fs::write(&label, &before).unwrap();
+        set_time(&label, time);
+        assert_eq!(set.scan().unwrap(), first);
+        let other = [&b"1"[..], &before[1..]].concat();
+        std::fs::write(&label, other).unwrap();
+        set_time(&label, time);
+        assert_eq!(set.scan().unwrap().labels(4)[0].class, 1, "the samples tell");
+        std::fs::write(&label, &before).unwrap();
+    }
+    // Where the name leads to none, the image's real place may.
+    std::fs::rename(away.join("boxes/007.txt"), away.join("frames/007.txt")).unwrap();
+    assert_eq!(set.scan().unwrap().found, 20);
+    // One of them that leads elsewhere is refused, as images are.
+    std::fs::rename(away.join("boxes/008.txt"), set.dir.path().join("008.txt")).unwrap();
+    symlink(set.dir.path().join("008.txt"), away.join("boxes/008.txt")).unwrap();
+    assert!(matches!(set.scan(), Err(DataError::Outside { .. })));
+}
+
+#[cfg(unix)]
+#[test]
+fn labels_are_found_by_the_names_of_single_links_and_of_sources_that_are_links() {
+    use std::os::unix::fs::symlink;
+    let mut set = Set::new(1);
+    for folder in ["raw", "labels/night"] {
+        std::fs::create_dir(set.file(folder)).unwrap();
+    }
+    set.write("raw/0001.jpg", &jpeg(32, 24));
+    symlink("../raw/0001.jpg", set.file("images/link.jpg")).unwrap();
+    symlink("../raw", set.file("images/night")).unwrap();
+    set.write("list.txt", b"images/link.jpg\nimages/000.jpg\n");
+    let found = |set: &mut Set, source: &str| {
+        set.config.train = vec![source.into()];
+        let scanned = set.scan().unwrap();
+        (scanned.found, scanned.missing)
+    };
+    assert_eq!((found(&mut set, "list.txt"), found(&mut set, "images/night")), ((1, 1), (0, 1)));
+    set.write("labels/link.txt", b"0 .5 .5 .1 .1\n");
+    set.write("labels/night/0001.txt", b"1 .5 .5 .1 .1\n");
+    assert_eq!((found(&mut set, "list.txt"), found(&mut set, "images/night")), ((2, 0), (1, 0)));
+    std::fs::rename(set.file("labels/link.txt"), set.file("raw/0001.txt")).unwrap();
+    assert_eq!(found(&mut set, "list.txt"), (2, 0));
+    // By two names, of which one leads to labels, it is one image that has them.
+    std::fs::remove_file(set.file("raw/0001.txt")).unwrap();
+    set.config.train = ["raw", "images/night"].map(Source::from).to_vec();
+    let both = set.scan().unwrap();
+    assert_eq!((both.len(), both.found), (1, 1));
+}
+
+/// In a folder and in a list; what is not called like an image is nobody's.
+#[cfg(unix)]
+#[test]
+fn a_link_that_leads_nowhere_is_one_bad_image() {
+    let mut set = Set::new(3);
+    set.options.allow_bad = true;
+    for name in ["003.jpg", "notes"] {
+        std::os::unix::fs::symlink("gone", set.file("images").join(name)).unwrap();
+    }
+    set.write("list.txt", b"images/000.jpg\nimages/001.jpg\nimages/002.jpg\nimages/003.jpg\n");
+    for source in ["images", "list.txt"] {
+        set.config.train = vec![source.into()];
+        let scanned = set.scan().unwrap();
+        assert_eq!((scanned.len(), scanned.bad.len()), (3, 1), "{source}");
+        assert!(scanned.bad[0].path.ends_with("images/003.jpg"), "{:?}", scanned.bad);
+    }
+    set.options.allow_bad = false;
+    assert!(matches!(set.scan(), Err(DataError::TooManyBad { bad: 1, total: 4, .. })));
+}
+
+#[test]
+fn boxes_of_one_image_in_two_coco_files_are_not_lost() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("1.jpg"), jpeg(32, 24)).unwrap();
+    let put = |name: &str, boxes: &[(u32, u32)]| {
+        let note = |(category, x): &(u32, u32)| format!("{{\"image_id\":1,\"category_id\":{category},\"bbox\":[{x},1,8,9]}}");
+        let notes = boxes.iter().map(note).collect::<Vec<_>>().join(",");
+        let categories = "[{\"id\":1,\"name\":\"a\"},{\"id\":2,\"name\":\"b\"},{\"id\":3,\"name\":\"other\"}]";
+        let images = "[{\"id\":1,\"file_name\":\"1.jpg\"}]";
+        let text = format!("{{\"images\":{images},\"categories\":{categories},\"annotations\":[{notes}]}}");
+        std::fs::write(dir.path().join(name), text).unwrap();
+    };
+    let config = DataConfig::parse("train: [a.json, b.json]\nval: a.json\nnames: [a, b]\n", &dir.path().join("data.yaml")).unwrap();
+    let options = ScanOptions { cache_dir: None, ..ScanOptions::default() };
+    let look = || scan(&config, Split::Train, &options, &|_, _| {});
+    put("a.json", &[(1, 1), (1, 2)]);
+    for lost in [&[(2, 1)][..], &[(1, 1), (1, 3)]] {
+        put("b.json", lost);
+        let refused = look().unwrap_err().to_string();
+        assert!(refused.contains("1.jpg: ") && refused.contains("a.json and ") && refused.contains("b.json list it"), "{refused}");
+    }
+    for kept in [&[][..], &[(1, 2)], &[(1, 2), (1, 1)], &[(1, 1), (3, 7)]] {
+        put("b.json", kept);
+        assert_eq!(look().unwrap().all_labels().len(), 2, "{kept:?}");
+    }
 }

@@ -106,6 +106,12 @@ fn a_prompt_of_messages_is_read_unless_all_is_learnt() {
         assert_eq!(learnt(&chat, &with(train_on)), ["a2<|im_end|>"]);
     }
     assert_eq!(learnt(&chat, &with(TrainOn::All)), [Template::Qwen25.render(&conversation, Default::default()).unwrap()]);
+    // Nor are the ends of its turns, which two answers have in common.
+    let ends = EncodeOptions { train_on_eos: TrainOnEos::All, ..EncodeOptions::default() };
+    assert_eq!(learnt(&chat, &ends), ["a2<|im_end|>"]);
+    let mut follow_up = conversation.clone();
+    follow_up.messages.push(Message::new(Role::User, "q3"));
+    assert_eq!(learnt(&Example::Chat(follow_up), &ends), ["a2<|im_end|>", "<|im_end|>"]);
     // What the row says of a turn is stronger.
     conversation.messages[1].train = Some(true);
     assert_eq!(learnt(&Example::Chat(conversation), &with(TrainOn::Assistant)), ["a1<|im_end|>", "a2<|im_end|>"]);

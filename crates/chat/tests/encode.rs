@@ -265,7 +265,7 @@ fn the_preview() {
     let colours = tokens(&kept[0], &tokenizer, Style::Ansi).unwrap();
     assert!(colours.contains("\u{1b}[1;32ma<|im_end|>\u{1b}[0m") && colours.contains("q\\u{1b}[31m"), "{colours:?}");
 
-    let mut lengths = Lengths { kept: (1..=100).collect(), targets: 2525, truncated: 10, dropped: 25 };
+    let mut lengths = Lengths { kept: (1..=100).collect(), pairs: false, targets: 2525, truncated: 10, dropped: 25 };
     assert_eq!([0.5, 0.9, 0.99, 1.0].map(|q| lengths.quantile(q)), [50, 90, 99, 100]);
     lengths.push(&kept[0]);
     let report = lengths.report(128, 64, draw(0));
@@ -278,6 +278,19 @@ fn the_preview() {
         assert!(report.contains(part), "{part:?} in\n{report}");
     }
     assert!(Lengths::default().report(128, 64, draw(0)).contains("max 0"));
+}
+
+#[test]
+fn a_preview_of_pairs_counts_pairs() {
+    // Both sides are in one batch, so one pair is two rows of 10 with 8 places of padding.
+    let pairs = Lengths { kept: [10, 2].repeat(6), pairs: true, targets: 36, truncated: 2, dropped: 2 };
+    assert_eq!(pairs.epoch(1, Mode::Shuffle, 1, draw(0)), "6 batches an epoch, 40.0 % padding");
+    assert_eq!(pairs.epoch(4, Mode::Shuffle, 1, draw(0)), "2 batches an epoch, 40.0 % padding");
+    let report = pairs.report(128, 1, draw(0));
+    for part in ["pairs      8, of which 6 kept", "truncated  25.0 %, dropped 25.0 %", "72 an epoch, 36 trained", "40.0 % 40.0 % 40.0 %"] {
+        assert!(report.contains(part), "{part:?} in\n{report}");
+    }
+    assert!(!report.contains("packing"), "{report}");
 }
 
 proptest! {

@@ -146,6 +146,20 @@ fn killed_in_any_stage_the_same_command_goes_on() {
     assert!(err.contains("is a run without a concept"), "{err}");
 }
 
+/// The edited model is no GGUF any more, so its run is in f16, and the settings as typed do not say so.
+#[test]
+fn a_gguf_that_is_tuned_in_f16_goes_on_after_a_kill() {
+    let dir = tempfile::tempdir().unwrap();
+    world(dir.path());
+    expect_code(&mut llm_finetune(dir.path(), &["export", "--model", "base", "--quant", "f16", "--out", "base.gguf"]), 0);
+    let half = ["half", "--model", "base.gguf", "--precision", "fp16-pure", "--concept-skip", "score,eval,export"];
+    let args = [&CHAIN[..], &half, &["--checkpoint-minutes", "0"]].concat();
+    let killed = llm_finetune(dir.path(), &args).env("BELLOWS_FAULT", "kill:save:2").output().unwrap();
+    assert_eq!(killed.status.code(), None, "it was to be killed");
+    let (out, _) = expect_code(&mut llm_finetune(dir.path(), &args), 0);
+    assert!(out.contains("going on at epoch"), "{out}");
+}
+
 #[test]
 fn stages_can_be_left_out() {
     let dir = tempfile::tempdir().unwrap();

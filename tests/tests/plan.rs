@@ -223,7 +223,7 @@ fn batches_are_measured_upward_in_processes_of_their_own() {
     assert_eq!(rows.iter().map(|row| row["batch"].as_u64().unwrap()).collect::<Vec<_>>(), [1, 2, 4], "{error}");
     for row in &rows {
         assert!(["tokens_per_s", "examples_per_s", "planned_gb"].iter().all(|key| row[key].as_f64().unwrap() > 0.0), "{row}");
-        assert_eq!(row["seq"], rows[0]["seq"], "the longest rows, whatever the batch");
+        assert_eq!(row["seq"], rows[0]["seq"], "the longest row, whatever the batch");
         support::expect_peak(&row["peak_gb"]);
     }
     let (out, _) = expect_code(&mut llm_finetune(dir.path(), &["tune-batch", "--config", "tiny.yaml", "--most", "1"]), 0);

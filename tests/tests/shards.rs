@@ -203,6 +203,21 @@ fn a_language_model_learns_from_shards_what_it_learns_from_the_file() {
     assert!(tuned(dir.path(), "shards-ranks") == tuned(dir.path(), "file-ranks"));
 }
 
+/// A cell of CSV is a chat under the keys of prompts and answers alone, and shards know nothing of cells any more.
+#[test]
+fn cells_that_are_chats_are_chats_in_shards() {
+    let dir = tempfile::tempdir().unwrap();
+    let cell = |role: &str, text: &str| format!(r#""[{{""role"": ""{role}"", ""content"": ""{text}""}}]""#);
+    let rows = format!("question,answer\n{},{}\n", cell("user", "why"), cell("assistant", "so"));
+    std::fs::write(dir.path().join("chats.csv"), rows).unwrap();
+    let keys = ["--prompt-key", "question", "--completion-key", "answer"];
+    let data = |verb: &[&str]| expect_code(&mut llm_finetune(dir.path(), &[&["data"], verb, &keys].concat()), 0).0;
+    data(&["shard", "--data", "chats.csv", "--out", "packed"]);
+    let [file, shards] = ["chats.csv", "packed"].map(|path| data(&["preview", "--model", "tiny", "--data", path]));
+    assert!(shards.contains("⟦so"), "{shards}");
+    assert_eq!(shards.split_once('\n').unwrap().1, file.split_once('\n').unwrap().1, "all but the name of the data");
+}
+
 #[test]
 fn damaged_shards_of_chats_are_named_and_counted() {
     let dir = tempfile::tempdir().unwrap();

@@ -21,7 +21,7 @@ pub enum TrainOn {
 pub enum TrainOnEos {
     /// Those of learnt turns.
     Turn,
-    /// Those of every turn.
+    /// Those of every turn, but for those that are part of a prompt and not learnt.
     All,
     /// That of the last learnt turn only.
     Last,
@@ -266,7 +266,7 @@ fn trained_pieces(pieces: &[Piece], conversation: &Conversation, options: &Encod
         match (piece.part, options.train_on_eos) {
             (Part::Frame, _) => all && turns[index],
             (Part::Body, _) | (Part::End, TrainOnEos::Turn) => turns[index],
-            (Part::End, TrainOnEos::All) => true,
+            (Part::End, TrainOnEos::All) => turns[index] || !messages[index].prompt,
             (Part::End, TrainOnEos::Last) => Some(index) == last_turn,
         }
     };

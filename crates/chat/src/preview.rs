@@ -58,11 +58,13 @@ fn spelled_out(text: &str) -> String {
 /// The lengths of a data set.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Lengths {
-    /// Tokens of each example that was kept, after truncation.
+    /// Tokens of each example that was kept, after truncation; of pairs those of each answer, the chosen one first.
     pub kept: Vec<usize>,
+    /// Whether examples are pairs.
+    pub pairs: bool,
     /// Learnt tokens of all of them.
     pub targets: usize,
-    /// How many of them were cut.
+    /// How many examples were cut.
     pub truncated: usize,
     /// How many examples were left out.
     pub dropped: usize,
@@ -72,14 +74,24 @@ pub struct Lengths {
 const BARS: usize = 10;
 
 impl Lengths {
-    /// Counts one more example.
+    /// Counts one more example, which is no pair.
     pub fn push(&mut self, encoded: &Encoded) {
         self.kept.push(encoded.len());
         self.targets += encoded.targets();
         self.truncated += usize::from(encoded.cut > 0);
     }
 
-    /// The length that a share `q` of the examples does not exceed (nearest rank); 0 for none.
+    /// Sequences of an example.
+    fn per(&self) -> usize {
+        1 + usize::from(self.pairs)
+    }
+
+    /// Tokens of the longest sequence of each example: both rows of a pair are in one batch.
+    fn longest(&self) -> Vec<usize> {
+        self.kept.chunks(self.per()).map(|example| example.iter().copied().max().unwrap_or(0)).collect()
+    }
+
+    /// The length that a share `q` of the sequences does not exceed (nearest rank); 0 for none.
     pub fn quantile(&self, q: f64) -> usize {
         let mut sorted = self.kept.clone();
         sorted.sort_unstable();
@@ -87,14 +99,14 @@ impl Lengths {
         sorted.get(rank.clamp(1, sorted.len().max(1)) - 1).copied().unwrap_or(0)
     }
 
-    /// Share of places that are padding, in an epoch of `rows` rows a batch rounded up to `multiple`, from 0 to 1.
+    /// Share of places that are padding, in an epoch of `rows` rows (or pairs of them) a batch rounded up to `multiple`, from 0 to 1.
     pub fn padding(&self, rows: usize, mode: Mode, multiple: usize, draw: impl Fn(u64) -> u64) -> f64 {
-        let tokens: usize = self.kept.iter().sum();
-        let places: usize = plan(&self.kept, rows, mode, draw)
+        let (tokens, lengths): (usize, _) = (self.kept.iter().sum(), self.longest());
+        let places: usize = plan(&lengths, rows, mode, draw)
             .iter()
             .map(|batch| {
-                let longest = batch.iter().map(|row| row.iter().map(|&index| self.kept[index]).sum::<usize>()).max().unwrap_or(0);
-                batch.len() * longest.next_multiple_of(multiple.max(1))
+                let longest = batch.iter().map(|row| row.iter().map(|&index| lengths[index]).sum::<usize>()).max().unwrap_or(0);
+                self.per() * batch.len() * longest.next_multiple_of(multiple.max(1))
             })
             .sum();
         if places == 0 { 0.0 } else { 1.0 - tokens as f64 / places as f64 }
@@ -102,7 +114,7 @@ impl Lengths {
 
     /// The batches of an epoch and its padding, as text; the arguments are those of [`Lengths::padding`].
     pub fn epoch(&self, rows: usize, mode: Mode, multiple: usize, draw: impl Fn(u64) -> u64) -> String {
-        let batches = plan(&self.kept, rows, mode, &draw).len();
+        let batches = plan(&self.longest(), rows, mode, &draw).len();
         format!("{batches} batches an epoch, {:.1} % padding", 100.0 * self.padding(rows, mode, multiple, &draw))
     }
 
@@ -110,18 +122,19 @@ impl Lengths {
     pub fn report(&self, max_seq_length: usize, multiple: usize, draw: impl Fn(u64) -> u64) -> String {
         let tokens: usize = self.kept.iter().sum();
         let percent = |part: usize, whole: usize| 100.0 * part as f64 / whole.max(1) as f64;
-        let all = self.kept.len() + self.dropped;
+        let (kept, unit) = (self.kept.len() / self.per(), if self.pairs { "pairs" } else { "examples" });
+        let all = kept + self.dropped;
         let mut out = String::new();
-        let _ = writeln!(out, "examples   {all}, of which {} kept", self.kept.len());
+        let _ = writeln!(out, "{unit:<10} {all}, of which {kept} kept");
         let _ = writeln!(out, "truncated  {:.1} %, dropped {:.1} %", percent(self.truncated, all), percent(self.dropped, all));
         let _ = writeln!(out, "tokens     {tokens} an epoch, {} trained ({:.1} %)", self.targets, percent(self.targets, tokens));
         let quantiles = [0.5, 0.9, 0.99, 1.0].map(|q| self.quantile(q));
         let _ = writeln!(out, "length     p50 {}, p90 {}, p99 {}, max {}", quantiles[0], quantiles[1], quantiles[2], quantiles[3]);
         out.push_str(&self.histogram());
         let _ = writeln!(out, "padding at batch size     1      2      4      8     16");
-        for (name, mode) in
-            [("shuffle", Mode::Shuffle), ("group_by_length", Mode::GroupByLength), ("packing", Mode::Pack { capacity: max_seq_length })]
-        {
+        // Pairs are not packed.
+        let packing = (!self.pairs).then_some(("packing", Mode::Pack { capacity: max_seq_length }));
+        for (name, mode) in [("shuffle", Mode::Shuffle), ("group_by_length", Mode::GroupByLength)].into_iter().chain(packing) {
             let _ = write!(out, "  {name:<17}");
             for rows in [1, 2, 4, 8, 16] {
                 let _ = write!(out, " {:4.1} %", 100.0 * self.padding(rows, mode, multiple, &draw));

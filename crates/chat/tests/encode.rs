@@ -106,6 +106,12 @@ fn a_prompt_of_messages_is_read_unless_all_is_learnt() {
         assert_eq!(learnt(&chat, &with(train_on)), ["a2<|im_end|>"]);
     }
     assert_eq!(learnt(&chat, &with(TrainOn::All)), [Template::Qwen25.render(&conversation, Default::default()).unwrap()]);
+    // Nor are the ends of its turns, which two answers have in common.
+    let ends = EncodeOptions { train_on_eos: TrainOnEos::All, ..EncodeOptions::default() };
+    assert_eq!(learnt(&chat, &ends), ["a2<|im_end|>"]);
+    let mut follow_up = conversation.clone();
+    follow_up.messages.push(Message::new(Role::User, "q3"));
+    assert_eq!(learnt(&Example::Chat(follow_up), &ends), ["a2<|im_end|>", "<|im_end|>"]);
     // What the row says of a turn is stronger.
     conversation.messages[1].train = Some(true);
     assert_eq!(learnt(&Example::Chat(conversation), &with(TrainOn::Assistant)), ["a1<|im_end|>", "a2<|im_end|>"]);
@@ -259,7 +265,7 @@ fn the_preview() {
     let colours = tokens(&kept[0], &tokenizer, Style::Ansi).unwrap();
     assert!(colours.contains("\u{1b}[1;32ma<|im_end|>\u{1b}[0m") && colours.contains("q\\u{1b}[31m"), "{colours:?}");
 
-    let mut lengths = Lengths { kept: (1..=100).collect(), targets: 2525, truncated: 10, dropped: 25 };
+    let mut lengths = Lengths { kept: (1..=100).collect(), pairs: false, targets: 2525, truncated: 10, dropped: 25 };
     assert_eq!([0.5, 0.9, 0.99, 1.0].map(|q| lengths.quantile(q)), [50, 90, 99, 100]);
     lengths.push(&kept[0]);
     let report = lengths.report(128, 64, draw(0));
@@ -272,6 +278,19 @@ fn the_preview() {
         assert!(report.contains(part), "{part:?} in\n{report}");
     }
     assert!(Lengths::default().report(128, 64, draw(0)).contains("max 0"));
+}
+
+#[test]
+fn a_preview_of_pairs_counts_pairs() {
+    // Both sides are in one batch, so one pair is two rows of 10 with 8 places of padding.
+    let pairs = Lengths { kept: [10, 2].repeat(6), pairs: true, targets: 36, truncated: 2, dropped: 2 };
+    assert_eq!(pairs.epoch(1, Mode::Shuffle, 1, draw(0)), "6 batches an epoch, 40.0 % padding");
+    assert_eq!(pairs.epoch(4, Mode::Shuffle, 1, draw(0)), "2 batches an epoch, 40.0 % padding");
+    let report = pairs.report(128, 1, draw(0));
+    for part in ["pairs      8, of which 6 kept", "truncated  25.0 %, dropped 25.0 %", "72 an epoch, 36 trained", "40.0 % 40.0 % 40.0 %"] {
+        assert!(report.contains(part), "{part:?} in\n{report}");
+    }
+    assert!(!report.contains("packing"), "{report}");
 }
 
 proptest! {

@@ -276,7 +276,7 @@ fn command() -> Command {
         )
         .subcommand(
             settings_args(Command::new("tune-batch"))
-                .about("Measures batches of growing size on the longest rows, each in a process of its own: memory, speed, watts")
+                .about("Measures batches of growing size on the longest row, each in a process of its own: memory, speed, watts")
                 .arg(count("most", "64", "The largest batch that is tried"))
                 .arg(Arg::new(MEASURE).long(MEASURE).value_parser(value_parser!(u32)).hide(true))
                 .arg(switch("json", "Print one JSON list")),

@@ -38,16 +38,20 @@ pub(crate) fn preview(args: &SettingsArgs, count: usize) -> Result<(), Failure> 
     };
     let (style, marked) = if coloured(&std::io::stdout()) { (Style::Ansi, "green") } else { (Style::Plain, "in ⟦⟧") };
     say(&format!("{} · template {} · what is learnt is {marked}\n", config.data.join(", "), template.name()));
-    for (i, example) in data.train.iter().take(count).enumerate() {
+    let (pairs, per) = (config.objective.is_of_pairs(), config.objective.sequences());
+    let unit = if pairs { "pair" } else { "example" };
+    let sides: &[&str] = if pairs { &[", chosen", ", rejected"] } else { &[""] };
+    for (i, example) in data.train.iter().take(count * per).enumerate() {
         let text = tokens(example.map_err(Fault::from)?.as_ref(), &tokenizer, style)?;
-        say(&format!("── example {} of {} ──\n{text}", i + 1, data.train.len()));
+        say(&format!("── {unit} {} of {}{} ──\n{text}", i / per + 1, data.train.len() / per, sides[i % per]));
     }
     // The first line counts what the report does.
     data.summary(config.objective).iter().skip(1).for_each(|line| say(line));
     let lengths = Lengths {
         kept: data.train.lengths().collect(),
+        pairs,
         targets: data.train.targets().sum(),
-        truncated: data.train.truncated(),
+        truncated: data.train.truncated(per),
         dropped: data.left.dropped - data.left.dropped_judged,
     };
     let draw = |i: u64| Rng::new(config.seed, "order", 0, i).bits();
@@ -56,11 +60,11 @@ pub(crate) fn preview(args: &SettingsArgs, count: usize) -> Result<(), Failure> 
     say(&format!("as set     {epoch} (batch_size {})", config.batch_size));
     for (name, set) in [("validation", &data.valid), ("test", &data.test)] {
         if !set.is_empty() {
-            say(&format!("{name:10} {} examples, {} tokens judged", set.len(), set.targets().sum::<usize>()));
+            say(&format!("{name:10} {} {unit}s, {} tokens judged", set.len() / per, set.targets().sum::<usize>()));
         }
     }
     if data.left.dropped_judged > 0 {
-        say(&format!("{:10} {} examples to judge by or to test with dropped", "", data.left.dropped_judged));
+        say(&format!("{:10} {} {unit}s to judge by or to test with dropped", "", data.left.dropped_judged));
     }
     Ok(())
 }

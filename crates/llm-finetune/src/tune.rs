@@ -1,5 +1,5 @@
 //! `tune-batch`: what batches of growing size take and how fast they are, measured. Each is measured in a process of its own, which may die of it,
-//! on the longest rows there are, with an evaluation and a checkpoint.
+//! on the longest row there is, again and again, with an evaluation and a checkpoint.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -100,7 +100,7 @@ fn in_a_child(typed: &[String], batch: usize, folder: &Path) -> Result<Result<Va
     Ok(Err(format!("{} ({})", child.status, last(&child.stderr))))
 }
 
-/// A few steps of this batch on the longest rows, an evaluation on the longest of its own, a checkpoint and an adapter; what that took, as JSON.
+/// A few steps of this batch on the longest row, an evaluation on the longest of its own, a checkpoint and an adapter; what that took, as JSON.
 fn measure(config: SftConfig, batch: usize, signals: &Signals) -> Result<(), Failure> {
     join_pool(0)?;
     let config = SftConfig {
@@ -170,12 +170,30 @@ fn peak(device: &Selected) -> Option<f64> {
     }
 }
 
-/// The `count` longest examples of `per` sequences, some of them again if there are not so many.
+/// The longest example of `per` sequences, `count` times: with shorter ones beside it the steps that count would be of fewer tokens than are said.
 fn longest(examples: &Examples, count: usize, per: usize) -> Result<Vec<Encoded>, Failure> {
     let lengths: Vec<usize> = examples.lengths().collect();
-    let mut order: Vec<usize> = (0..lengths.len() / per).collect();
-    order.sort_by_key(|&i| std::cmp::Reverse(lengths[i * per..(i + 1) * per].iter().max().copied()));
-    let places = order.iter().cycle().take(if order.is_empty() { 0 } else { count });
+    let longest = (0..lengths.len() / per).max_by_key(|&i| lengths[i * per..(i + 1) * per].iter().max());
+    let Some(i) = longest else { return Ok(Vec::new()) };
     let read = |place: usize| -> Result<Encoded, Failure> { Ok(examples.get(place).map_err(Fault::from)?.into_owned()) };
-    places.flat_map(|&i| i * per..(i + 1) * per).map(read).collect()
+    let example = (i * per..(i + 1) * per).map(read).collect::<Result<Vec<_>, _>>()?;
+    Ok(vec![example; count].concat())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_measured_is_as_long_as_what_is_said() {
+        let of = |lengths: &[usize]| -> Examples {
+            let example = |&n: &usize| Encoded { ids: vec![1; n], trained: vec![true; n], cut: 0 };
+            lengths.iter().map(example).collect::<Vec<_>>().into()
+        };
+        let lengths = |examples: Vec<Encoded>| examples.iter().map(Encoded::len).collect::<Vec<_>>();
+        assert_eq!(lengths(longest(&of(&[8, 20, 9, 3]), 3, 1).unwrap()), [20; 3]);
+        // Of pairs the one with the longest side, with its other side.
+        assert_eq!(lengths(longest(&of(&[8, 9, 4, 20, 19, 18]), 2, 2).unwrap()), [4, 20, 4, 20]);
+        assert!(longest(&Examples::default(), 3, 1).unwrap().is_empty());
+    }
 }

@@ -72,6 +72,20 @@ fn a_preview_in_a_pipe_marks_what_is_learnt_without_colours() {
 }
 
 #[test]
+fn a_preview_of_pairs_counts_pairs() {
+    let dir = tempfile::tempdir().unwrap();
+    let rows = (0..6).map(|i| format!("{{\"prompt\": \"after {i}? \", \"chosen\": \"{}\", \"rejected\": \"no idea\"}}\n", i + 1));
+    std::fs::write(dir.path().join("pairs.jsonl"), rows.collect::<String>()).unwrap();
+    let of = ["data", "preview", "--model", "tiny", "--data", "pairs.jsonl", "--objective", "dpo"];
+    let (code, out, error) = run(dir.path(), &[&of[..], &["--batch-size", "4", "--val-size", "1", "--examples", "1"]].concat());
+    assert_eq!(code, 0, "{error}");
+    for part in ["1 of 5, chosen", "1 of 5, rejected", "pairs      5, of which 5 kept", "as set     2 batches", "validation 1 pairs"] {
+        assert!(out.contains(part), "no {part:?} in\n{out}");
+    }
+    assert!(!out.contains("pair 2 of 5") && !out.contains("packing"), "{out}");
+}
+
+#[test]
 fn the_model_itself_and_files_of_others_are_not_written_over() {
     let dir = tempfile::tempdir().unwrap();
     let base = Base::tiny(["What is 2 plus 3?"], 0, &Device::flex()).unwrap();

@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::PathBuf;
 
+use bellows_chat::plan::Stop;
 use bellows_chat::{
     ChatError, Dataset, Dropped, EncodeOptions, Encoded, Example, Fault, Outcome, Splits, Template, Tokenizer, encode, plan,
 };
@@ -296,6 +297,9 @@ fn mixed(config: &SftConfig, paths: &[PathBuf], sets: &[Vec<Row>]) -> Result<Vec
         if let Some(empty) = sizes.iter().position(|&size| size == 0) {
             return Err(Fault::Empty { expected: "a row to mix with those of the other data sets" }.in_file(&paths[empty]));
         }
+        if config.stopping() == Stop::AllExhausted {
+            bounded(&sizes, &config.data_probabilities)?;
+        }
         plan::interleave(&sizes, &config.data_probabilities, config.stopping(), draw(config, "mix"))
     };
     let train: Vec<u32> = rows.into_iter().flat_map(|(set, row)| sets[set][row].iter().copied()).collect();
@@ -306,6 +310,22 @@ fn mixed(config: &SftConfig, paths: &[PathBuf], sets: &[Vec<Row>]) -> Result<Vec
     }
     let (_, chosen) = plan::split(examples, config.max_samples, draw(config, "max_samples"));
     Ok(chosen.into_iter().flat_map(|i| train[i * per..(i + 1) * per].iter().copied()).collect())
+}
+
+/// That an epoch in which every one of the sets is used up uses no row more often than a weight may say.
+fn bounded(sizes: &[usize], probabilities: &[f64]) -> Result<(), Fault> {
+    // The set that is used up last is used once, and each other as many times as it is used up faster.
+    let paces = || probabilities.iter().zip(sizes).map(|(p, &size)| p / size as f64);
+    let uses = paces().fold(0.0, f64::max) / paces().fold(f64::INFINITY, f64::min);
+    if uses <= 1e3 {
+        return Ok(());
+    }
+    let all = probabilities.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+    Err(Fault::Setting {
+        setting: "data_probabilities",
+        found: format!("{all} with all_exhausted, which uses rows {uses:.0} times in an epoch"),
+        expected: "at most 1000 times: raise the lowest probability, or take first_exhausted",
+    })
 }
 
 fn draw(config: &SftConfig, stream: &'static str) -> impl Fn(u64) -> u64 {

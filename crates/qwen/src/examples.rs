@@ -76,9 +76,10 @@ impl Examples {
         self.facts().map(|facts| facts.targets as usize)
     }
 
-    /// How many of them lost tokens to truncation.
-    pub fn truncated(&self) -> usize {
-        self.facts().filter(|facts| facts.cut > 0).count()
+    /// How many of them lost tokens to truncation, where `per` that follow each other count as one.
+    pub fn truncated(&self, per: usize) -> usize {
+        let cut: Vec<bool> = self.facts().map(|facts| facts.cut > 0).collect();
+        cut.chunks(per.max(1)).filter(|cut| cut.contains(&true)).count()
     }
 
     fn facts(&self) -> impl Iterator<Item = Facts> {
@@ -237,7 +238,9 @@ mod tests {
         for (a, b) in all.iter().zip(kept.iter()) {
             assert_eq!(a.unwrap(), b.unwrap());
         }
-        assert_eq!((all.len(), all.truncated(), twice.get(1).unwrap().into_owned()), (40, kept.truncated(), example(21)));
+        assert_eq!((all.len(), all.truncated(1), twice.get(1).unwrap().into_owned()), (40, kept.truncated(1), example(21)));
+        // Every other one was.
+        assert_eq!([all.truncated(1), all.truncated(2)], [20; 2]);
         assert!(all.lengths().eq(kept.lengths()) && all.targets().eq(kept.iter().map(|e| e.unwrap().targets())));
     }
 

@@ -104,7 +104,12 @@ impl Words<'_> {
         let prompt = text_of(row, key)?;
         if self.asking.raw {
             let ids = self.tokenizer.encode(prompt, self.options.special_in_content)?;
-            return Ok(self.tokenizer.leading_bos().into_iter().chain(ids).collect());
+            let ids: Vec<u32> = self.tokenizer.leading_bos().into_iter().chain(ids).collect();
+            if ids.is_empty() {
+                let expected = "text: this model has no token that begins one";
+                return Err(Fault::Value { key: key.into(), found: "empty".into(), expected });
+            }
+            return Ok(ids);
         }
         let system = has(row, "system").then(|| text_of(row, "system")).transpose()?;
         let messages = system.map(|text| Message::new(Role::System, text)).into_iter().chain([Message::new(Role::User, prompt)]);

@@ -128,6 +128,11 @@ fn sets_are_mixed_by_their_probabilities() {
     assert!(count(&first, "a") == 40 && (20..80).contains(&count(&first, "b")), "{}", count(&first, "b"));
     let every = open(&SftConfig { stopping_strategy: "all_exhausted".into(), ..config.clone() }).unwrap();
     assert!(count(&every, "b") == 400 && count(&every, "a") > 200, "{}", count(&every, "a"));
+    // Nobody means an epoch of 400 million rows, and no memory holds many more.
+    let odds = SftConfig { data_probabilities: vec![1.0, 0.000001], ..config.clone() };
+    assert_eq!(count(&open(&odds).unwrap(), "a"), 40);
+    let error = open(&SftConfig { stopping_strategy: "all_exhausted".into(), ..odds }).unwrap_err().to_string();
+    assert!(error.starts_with("data_probabilities is 1,0.000001 with all_exhausted, which uses rows 10000000 times"), "{error}");
     for (wrong, part) in [
         (SftConfig { data_probabilities: vec![1.0], ..config.clone() }, "one probability a data set"),
         (SftConfig { data_probabilities: vec![1.0, 0.0], ..config.clone() }, "data_probabilities: 0"),

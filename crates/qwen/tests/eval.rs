@@ -149,6 +149,8 @@ fn rows_that_cannot_be_asked_are_named() {
         (json!({ "prompt": "A", "choices": ["B", "C"], "answer": 2 }), ":2: `answer` is 2"),
         (json!({ "choices": ["B", "C"], "answer": 0 }), ":2: `prompt` is missing"),
         (json!({ "prompt": "A", "answer": 7 }), ":2: `answer` is 7"),
+        (json!({ "prompt": "", "choices": ["B", "C"], "answer": 0 }), ":2: `prompt` is empty"),
+        (json!({ "question": "", "answer": "B" }), ":2: `question` is empty"),
     ] {
         let error = score(&[json!({ "text": "A" }), row], &model, &shape, 0).unwrap_err();
         assert!(error.contains(part), "{error}");

@@ -8,7 +8,7 @@ use std::borrow::Borrow;
 use std::path::{Path, PathBuf};
 
 use bellows_chat::Template;
-use bellows_cli::{Failure, Keeping, Session, Signals, Usage, note, pick_device, say};
+use bellows_cli::{Failure, Keeping, Session, Signals, Usage, note, pick_device, say, yaml_layer};
 use bellows_device::{Selected, processor};
 use bellows_qwen::base::Base;
 use bellows_qwen::concept::files::{Found, read_json, read_scores, write_json, write_scores};
@@ -18,6 +18,7 @@ use bellows_qwen::config::SftConfig;
 use bellows_qwen::hub::locate;
 use bellows_qwen::model::ModelConfig;
 use bellows_qwen::precision::RunPrecision;
+use bellows_qwen::storage::BaseDtype;
 use bellows_runs::{RunDir, find_latest_run, results_dir};
 use bellows_weights::DType;
 use serde_json::{Map, Value, json};
@@ -80,6 +81,14 @@ pub(crate) fn train(args: &TrainArgs, signals: &Signals) -> Result<(), Failure> 
     }
     // A run that was killed before its first checkpoint begins anew.
     let resumed = find_latest_run(&dir);
+    // How its base is stored was settled then, for a model and a device that the settings as typed know nothing of.
+    if let Some(run) = &resumed
+        && config.base_dtype == BaseDtype::Auto
+    {
+        let mut begun = yaml_layer(&RunDir::at(run).config())?;
+        begun.values.shift_remove("command");
+        config.base_dtype = SftConfig::from_layers(&[begun])?.base_dtype;
+    }
     let project = dir.display().to_string();
     run(session, args, SftConfig { project, name: "run".into(), exist_ok: true, ..config }, resumed)
 }

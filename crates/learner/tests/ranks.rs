@@ -664,7 +664,7 @@ fn with_a_slow_evaluation(pieces: usize, each: Duration) -> Vec<Result<Outcome, 
         let address = listener.local_addr().unwrap().to_string();
         let exchange = match number {
             0 => Tcp::host(&listener, 2, &|| None).unwrap(),
-            _ => Tcp::join(&address, number, 2, Duration::from_secs(60)).unwrap(),
+            _ => Tcp::join(&address, number, 2, Duration::from_secs(60), &|_| {}).unwrap(),
         };
         let run = if number == 0 { RunDir::create(dir.path(), "run", true).unwrap() } else { RunDir::nowhere() };
         let toy = Toy { slow_evaluation: (number == 1).then_some((pieces, each)), ..Toy::default() };

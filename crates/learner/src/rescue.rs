@@ -46,6 +46,9 @@ impl<T: Task> Run<T> {
             unusable.extend(set_aside.into_iter().map(|bad| format!("{} is damaged: {}", bad.path.display(), bad.reason)));
             Ok(checkpoint)
         })?;
+        for why in unusable {
+            self.tell("warning", format!("{why}: going back to the newest checkpoint that is intact"));
+        }
         let checkpoint = found.ok_or_else(diverged)?;
         self.turn_state_to(&checkpoint)?;
         self.journal.take_back(&checkpoint);
@@ -109,17 +112,19 @@ impl<T: Task> Run<T> {
 
     /// The error of an evaluation that did not fit. Training up to here is saved.
     pub(crate) fn no_memory_to_evaluate(&mut self, task: &T, shortage: Shortage) -> LearnError {
-        self.release_memory();
+        let Shortage { reason, lost } = shortage;
         let parts = self.state.counters.parts(0);
-        self.event("oom", json!({ "reason": shortage.reason, "files": [], "parts": parts }));
+        self.event("oom", json!({ "reason": reason, "files": [], "parts": parts }));
+        if lost {
+            // Nothing can be read back from it any more, and what was trained was saved before.
+            let what = "the device ran out of memory in an evaluation and was lost".into();
+            return LearnError::Lost { what, reason, advice: task.less_memory() };
+        }
+        self.release_memory();
         if let Err(error) = self.try_save(false) {
             return error;
         }
-        LearnError::OutOfMemory {
-            what: "the evaluation does not fit on the device".into(),
-            reason: shortage.reason,
-            advice: task.less_memory(),
-        }
+        LearnError::OutOfMemory { what: "the evaluation does not fit on the device".into(), reason, advice: task.less_memory() }
     }
 
     /// Lets go of what the allocator keeps for later.

@@ -26,7 +26,8 @@ fn on_rank(device: &str, number: usize) -> String {
 /// A name that is none, or a named device that is absent or fails its probe.
 pub fn pick_device(device: &str, options: &ProbeOptions) -> Result<Selected, Failure> {
     let request: DeviceRequest = device_of_rank(device).parse()?;
-    let mut device = select(&request, options)?;
+    // Of the ranks of an elastic run this one is left out then.
+    let mut device = select(&request, options).inspect_err(|_| pulse::lost(0, None))?;
     if let Some(reason) = orders().and_then(|orders| orders.processor.clone()) {
         device.fallback = Some(reason);
     }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use bellows_exit::Exit;
-use bellows_runs::{read_bounded, write_atomic};
+use bellows_runs::{RunDir, began, read_beat, read_bounded, write_atomic};
 use bellows_settings::Layer;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -61,6 +61,12 @@ impl Orders {
         Ok(write_atomic(&Self::file(&self.folder), &text)?)
     }
 
+    /// Whether the directory is still that of this supervisor's run: one in which nothing was yet is given back, and another run may have its name since.
+    fn has(&self, run: &Path) -> bool {
+        let beat = read_beat(&RunDir::at(run).heartbeat());
+        beat.is_some_and(|beat| beat.supervisor == Some(self.supervisor) && beat.supervisor_began == began(self.supervisor))
+    }
+
     /// Puts them into what was typed: `resume`, the file or preset of settings, and the flags.
     fn put_into<C>(&self, resume: &mut Option<Option<PathBuf>>, config: &mut Option<C>, flags: &mut Layer) {
         let was_resumed = resume.is_some();
@@ -75,13 +81,14 @@ impl Orders {
                 }
             }
             // It died before its first checkpoint: its directory is used again.
-            Some(run) => {
+            Some(run) if self.has(run) => {
                 let text = |part: Option<&std::ffi::OsStr>| part.unwrap_or_default().to_string_lossy().into_owned();
                 set("project", text(run.parent().map(Path::as_os_str)).into());
                 set("name", text(run.file_name()).into());
                 set("exist_ok", true.into());
             }
-            None => {}
+            // It has given its directory back, or never had one.
+            _ => {}
         }
         if self.processor.is_some() {
             flags.values.insert("device".into(), "cpu".into());
@@ -135,6 +142,7 @@ pub fn obey<C>(resume: &mut Option<Option<PathBuf>>, config: &mut Option<C>, fla
 
 #[cfg(test)]
 mod tests {
+    use bellows_runs::{Beat, Heartbeat};
     use serde_json::json;
 
     use super::*;
@@ -149,11 +157,23 @@ mod tests {
 
     #[test]
     fn orders_name_the_run_and_leave_the_rest_as_it_was_typed() {
-        let run = Orders { run: Some("runs/detect/a3".into()), ..Orders::default() };
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a3");
+        std::fs::create_dir(&path).unwrap();
+        let run = Orders { run: Some(path.clone()), supervisor: std::process::id(), ..Orders::default() };
         let saved = Orders { resume: true, ..run.clone() };
-        let here: Option<Option<PathBuf>> = Some(Some("runs/detect/a3".into()));
+        let here: Option<Option<PathBuf>> = Some(Some(path.clone()));
+        // Whose name has another run, of nobody or of another supervisor, is not taken from it.
+        let mut heartbeat = Heartbeat::create(RunDir::at(&path).heartbeat()).unwrap();
+        let own = Beat { supervisor: Some(run.supervisor), supervisor_began: began(run.supervisor), ..Beat::default() };
+        let others = [None, Some(run.supervisor + 1)].map(|supervisor| Beat { supervisor, ..own.clone() });
+        for beat in others.into_iter().chain([Beat { supervisor_began: Some("elsewhere".into()), ..own.clone() }]) {
+            heartbeat.write(&beat).unwrap();
+            assert_eq!(typed(&run, None), (None, json!({ "epochs": 3, "name": "a" })), "{beat:?}");
+        }
+        heartbeat.write(&own).unwrap();
         assert_eq!(typed(&Orders::default(), None), (None, json!({ "epochs": 3, "name": "a" })));
-        assert_eq!(typed(&run, None), (None, json!({ "epochs": 3, "name": "a3", "project": "runs/detect", "exist_ok": true })));
+        assert_eq!(typed(&run, None), (None, json!({ "epochs": 3, "name": "a3", "project": dir.path(), "exist_ok": true })));
         assert_eq!(typed(&saved, None), (here.clone(), json!({})), "its settings are in the run");
         for orders in [&saved, &run] {
             assert_eq!(typed(orders, Some(None)), (here.clone(), json!({ "epochs": 3, "name": "a" })), "those of --resume are not");

@@ -57,7 +57,7 @@ impl Place {
             return Err(format!("RANK is {rank} of WORLD_SIZE {ranks} in the environment: they count from 0"));
         }
         let host = variable("MASTER_ADDR").ok_or_else(|| needed("MASTER_ADDR"))?;
-        let port = number("MASTER_PORT")?.ok_or_else(|| needed("MASTER_PORT"))?;
+        let port = port(&variable)?.ok_or_else(|| needed("MASTER_PORT"))?;
         let local = (number("LOCAL_RANK")?.unwrap_or(0), number("LOCAL_WORLD_SIZE")?.unwrap_or(1).max(1));
         Ok(Some(Self { rank, ranks, local, meeting: Meeting::At(format!("{host}:{port}")), by: Starter::Person }))
     }
@@ -92,7 +92,7 @@ impl Place {
             "srun has started ranks on several machines and SLURM_STEP_NODELIST names none: set MASTER_ADDR to the one that has rank 0",
         )?;
         let job = variable("SLURM_JOB_ID").unwrap_or_default();
-        let port = number(&variable, "MASTER_PORT")?.unwrap_or_else(|| port_of(&format!("{job}.{step}")));
+        let port = port(&variable)?.unwrap_or_else(|| port_of(&format!("{job}.{step}")));
         Ok(Some(Self { rank, ranks, local: (local, here), meeting: Meeting::At(format!("{host}:{port}")), by: Starter::Launcher }))
     }
 }
@@ -157,7 +157,7 @@ fn meeting(_: &impl Fn(&str) -> Option<String>, _: bool) -> Result<Meeting, Stri
 #[cfg(not(feature = "mpi"))]
 fn meeting(variable: &impl Fn(&str) -> Option<String>, here: bool) -> Result<Meeting, String> {
     let job = ["PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"].iter().find_map(|name| variable(name));
-    match (variable("MASTER_ADDR"), number(variable, "MASTER_PORT")?, job) {
+    match (variable("MASTER_ADDR"), port(variable)?, job) {
         (Some(host), Some(port), _) => Ok(Meeting::At(format!("{host}:{port}"))),
         (_, _, Some(job)) if here => Ok(Meeting::At(format!("127.0.0.1:{}", port_of(&job)))),
         _ => Err("mpirun has started ranks on several machines, and this program is built without the feature mpi (Debian's libopenmpi-dev and \
@@ -169,6 +169,14 @@ fn meeting(variable: &impl Fn(&str) -> Option<String>, here: bool) -> Result<Mee
 fn number(variable: &impl Fn(&str) -> Option<String>, name: &str) -> Result<Option<usize>, String> {
     let read = |text: String| text.trim().parse::<usize>().map_err(|_| format!("{name} in the environment is {text:?}, and no number"));
     variable(name).map(read).transpose()
+}
+
+/// Where rank 0 waits on its machine.
+fn port(variable: &impl Fn(&str) -> Option<String>) -> Result<Option<usize>, String> {
+    match number(variable, "MASTER_PORT")? {
+        Some(port) if !(1..=65_535).contains(&port) => Err(format!("MASTER_PORT is {port} in the environment: ports are 1 to 65535")),
+        port => Ok(port),
+    }
 }
 
 /// Which rank this process is, if somebody else has said so: before it has started others itself.
@@ -256,6 +264,11 @@ mod tests {
         assert!(of(&[("WORLD_SIZE", "4"), ("RANK", "4")]).unwrap_err().contains("count from 0"));
         assert!(of(&[("WORLD_SIZE", "4"), ("RANK", "0")]).unwrap_err().contains("MASTER_ADDR is not"));
         assert!(of(&[("WORLD_SIZE", "many")]).unwrap_err().contains("no number"));
+        for port in ["295000", "0"] {
+            let pairs = [("WORLD_SIZE", "4"), ("RANK", "3"), ("MASTER_ADDR", "a"), ("MASTER_PORT", port)];
+            let place = Place::of_environment(|name| pairs.iter().find(|(n, _)| *n == name).map(|(_, value)| value.to_string()));
+            assert!(place.unwrap_err().contains("ports are 1 to 65535"), "{port}");
+        }
     }
 
     /// Variables as Open MPI 4.1 sets them.

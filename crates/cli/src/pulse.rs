@@ -17,6 +17,9 @@ use crate::orders::Orders;
 /// Between two signs of the same kind of work.
 const EVERY: Duration = Duration::from_millis(250);
 
+/// Most letters of how it ended: an error may name all samples of a batch, and a sign of life that is too long is not read.
+const LONGEST_END: usize = 2000;
+
 /// That of this process.
 static PULSE: Mutex<Option<Pulse>> = Mutex::new(None);
 
@@ -141,7 +144,14 @@ pub(crate) fn end(how: &str) {
         && let Some(pulse) = pulse.as_mut()
         && pulse.beat.ended.is_none()
     {
-        pulse.beat(true, |beat| beat.ended = Some(how.into()));
+        pulse.beat(true, |beat| beat.ended = Some(shortened(how)));
+    }
+}
+
+fn shortened(how: &str) -> String {
+    match how.char_indices().nth(LONGEST_END) {
+        Some((at, _)) => format!("{} ..", &how[..at]),
+        None => how.into(),
     }
 }
 
@@ -193,5 +203,25 @@ impl Observer for Watch {
 
     fn on_evaluating(&mut self, done: usize, total: usize) {
         with(|pulse| pulse.beat(false, |beat| (beat.evaluated, beat.to_evaluate) = (done, total)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bellows_runs::read_beat;
+
+    use super::*;
+
+    #[test]
+    fn an_end_of_any_length_is_read() {
+        assert_eq!(shortened("done"), "done");
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("heartbeat.json");
+        // What JSON writes in as many bytes as it can.
+        for letter in ["\u{1}", "\u{1f600}"] {
+            let beat = Beat { ended: Some(shortened(&letter.repeat(1 << 16))), ..Beat::default() };
+            Heartbeat::create(&path).unwrap().write(&beat).unwrap();
+            assert_eq!(read_beat(&path), Some(beat));
+        }
     }
 }

@@ -69,7 +69,7 @@ pub(crate) fn meet(ranks: usize, patience: Duration) -> Result<Option<Ranks>, Fa
                 note(&format!("waiting for {} more ranks at {address}", place.ranks - 1));
                 Rc::new(Tcp::host(&listener, place.ranks, &late_after(patience))?.hearing(pulse::beat))
             }
-            (Meeting::At(address), rank) => Rc::new(Tcp::join(&address, rank, place.ranks, patience)?.hearing(pulse::beat)),
+            (Meeting::At(address), rank) => Rc::new(Tcp::join(&address, rank, place.ranks, patience, &note)?.hearing(pulse::beat)),
             #[cfg(feature = "mpi")]
             (Meeting::Mpi, _) => Rc::new(bellows_mpi::Mpi::begin(patience)?),
         };

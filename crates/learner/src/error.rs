@@ -60,7 +60,7 @@ pub enum LearnError {
         /// Its samples.
         names: String,
     },
-    /// The device ran out of memory and was lost; how far batches are to be cut is saved.
+    /// The device ran out of memory and was lost; how far batches are to be cut, if it was in one, is saved.
     #[error("{what} ({reason}): {advice}; the last checkpoint is kept")]
     Lost {
         /// What did not fit.

@@ -212,15 +212,21 @@ impl<T: Task> Run<T> {
         }
     }
 
-    /// `weights/last`, `weights/best` and `weights/epochN`: after the checkpoint they belong to, or now if there is none.
+    /// `weights/last`, `weights/best` and `weights/epochN`: after the checkpoint they belong to, or now if there is none. Rank 0 does, for all.
+    ///
+    /// # Errors
+    /// Weights that cannot be read back, on all ranks.
     fn export(&mut self, task: &T, model: &T::Model, epoch: usize, best: bool, all: bool) -> Result<(), LearnError> {
         if !all && !best {
             return Ok(());
         }
         self.turn_to(Phase::Export);
-        if !self.ranks.is_first() {
-            return Ok(());
-        }
+        let ranks = self.ranks.clone();
+        // The others wait for rank 0 here, as long as an export may take, and not in the save that comes next.
+        ranks.done_by_first(|| self.export_here(task, model, epoch, best, all))
+    }
+
+    fn export_here(&mut self, task: &T, model: &T::Model, epoch: usize, best: bool, all: bool) -> Result<(), LearnError> {
         let bytes: Rc<[u8]> = task.export(model, epoch).map_err(LearnError::task("exporting the weights"))?.into();
         let step = self.state.counters.batches;
         let mut periodic = self.periodic(epoch).filter(|_| all);

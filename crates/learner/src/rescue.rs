@@ -1,12 +1,14 @@
 //! What becomes of a run when the numbers are no numbers, or the memory runs out.
 //!
-//! Batches that are not finite in a row: back to the last checkpoint whose place the settings chose, never one that a clock or a signal chose,
-//! with half the learning rate and without the batches that did it, so that neither the clock changes a number nor the same data comes again.
+//! Batches that are not finite in a row: back to the last checkpoint whose place the settings chose, and not to one that a clock or a signal chose,
+//! with half the learning rate and without the batches that did it, so that neither the clock changes a number nor the same data comes again. Only
+//! where that checkpoint is damaged, or not there any more, it is the newest one that is intact, whoever chose it.
 //!
 //! A batch that the device has no memory for is cut into parts, and so is every batch of its size and larger after it. Nothing is lost by that: the gradients of the
 //! parts are summed, so an update is made of the same samples as before. How far batches are cut is saved before the next attempt, from the
 //! state before the step: should that one take the process with it, a resumed run starts with the smaller parts.
 
+use bellows_runs::{Latest, LoadError};
 use serde_json::json;
 
 use crate::counters::Counters;
@@ -24,19 +26,29 @@ impl<T: Task> Run<T> {
     /// Back to the last planned checkpoint, with half the learning rate and without the data since `trouble_from`.
     ///
     /// # Errors
-    /// One roll-back too many, or a checkpoint that is not there any more.
+    /// One roll-back too many, or no checkpoint that is intact.
     pub(crate) fn roll_back(&mut self, files: &[String]) -> Result<(), LearnError> {
         let now = self.state.counters.clone();
         let diverged = || LearnError::Diverged { rollbacks: now.rollbacks, batch: now.batches, names: files.join(", ") };
         if now.rollbacks >= MAX_ROLLBACKS {
             return Err(diverged());
         }
-        let checkpoints = self.journal.checkpoints();
-        let found = self.ranks.checkpoint(|| match now.planned_step {
-            Some(step) => Ok(Some(checkpoints.load_step(step)?)),
-            // A run begun by an older program, which has made no such checkpoint yet.
-            None => Ok(checkpoints.latest()?.checkpoint),
+        let (checkpoints, mut unusable) = (self.journal.checkpoints(), Vec::new());
+        let found = self.ranks.checkpoint(|| {
+            // A run begun by an older program may have made none yet.
+            if let Some(step) = now.planned_step {
+                match checkpoints.load_step(step) {
+                    Err(error @ (LoadError::Damaged { .. } | LoadError::NoSuchStep { .. })) => unusable.push(error.to_string()),
+                    found => return Ok(Some(found?)),
+                }
+            }
+            let Latest { checkpoint, set_aside } = checkpoints.latest()?;
+            unusable.extend(set_aside.into_iter().map(|bad| format!("{} is damaged: {}", bad.path.display(), bad.reason)));
+            Ok(checkpoint)
         })?;
+        for why in unusable {
+            self.tell("warning", format!("{why}: going back to the newest checkpoint that is intact"));
+        }
         let checkpoint = found.ok_or_else(diverged)?;
         self.turn_state_to(&checkpoint)?;
         self.journal.take_back(&checkpoint);
@@ -100,17 +112,19 @@ impl<T: Task> Run<T> {
 
     /// The error of an evaluation that did not fit. Training up to here is saved.
     pub(crate) fn no_memory_to_evaluate(&mut self, task: &T, shortage: Shortage) -> LearnError {
-        self.release_memory();
+        let Shortage { reason, lost } = shortage;
         let parts = self.state.counters.parts(0);
-        self.event("oom", json!({ "reason": shortage.reason, "files": [], "parts": parts }));
+        self.event("oom", json!({ "reason": reason, "files": [], "parts": parts }));
+        if lost {
+            // Nothing can be read back from it any more, and what was trained was saved before.
+            let what = "the device ran out of memory in an evaluation and was lost".into();
+            return LearnError::Lost { what, reason, advice: task.less_memory() };
+        }
+        self.release_memory();
         if let Err(error) = self.try_save(false) {
             return error;
         }
-        LearnError::OutOfMemory {
-            what: "the evaluation does not fit on the device".into(),
-            reason: shortage.reason,
-            advice: task.less_memory(),
-        }
+        LearnError::OutOfMemory { what: "the evaluation does not fit on the device".into(), reason, advice: task.less_memory() }
     }
 
     /// Lets go of what the allocator keeps for later.

@@ -38,13 +38,18 @@ pub(crate) fn settle(shared: &Shared<'_>, judged: Result<Evaluation, Failure>) -
     if all.iter().any(|told| matches!(told, Told::Interrupted)) {
         return Err(Failure::Other(LearnError::task("evaluation")(Interrupted.into())));
     }
+    // Who has lost its device saves nothing, and who saves waits for the others: all do the same.
+    let lost = all.iter().any(|told| matches!(told, Told::Short(_, true)));
     for (rank, told) in all.iter().enumerate() {
         match told {
-            Told::Failed(_) | Told::Short(..) if rank == others.rank() => return judged,
-            Told::Failed(reason) => return Err(Failure::Other(LearnError::Rank { rank, reason: reason.clone() })),
-            Told::Short(reason, lost) => {
-                return Err(Failure::Memory(Shortage { reason: format!("rank {rank}: {reason}"), lost: *lost }));
+            Told::Failed(_) | Told::Short(..) if rank == others.rank() => {
+                return judged.map_err(|failure| match failure {
+                    Failure::Memory(own) => Failure::Memory(Shortage { lost, ..own }),
+                    failure => failure,
+                });
             }
+            Told::Failed(reason) => return Err(Failure::Other(LearnError::Rank { rank, reason: reason.clone() })),
+            Told::Short(reason, _) => return Err(Failure::Memory(Shortage { reason: format!("rank {rank}: {reason}"), lost })),
             _ => {}
         }
     }
@@ -52,5 +57,35 @@ pub(crate) fn settle(shared: &Shared<'_>, judged: Result<Evaluation, Failure>) -
     match all.into_iter().next() {
         Some(Told::Judged(evaluation)) => Ok(evaluation),
         _ => judged,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bellows_ranks::{Exchange, Thread, threads};
+
+    use super::*;
+
+    /// What becomes of an evaluation on three ranks, of which the second is short of memory, and the third, too, has lost its device to that.
+    #[test]
+    fn a_device_that_is_lost_is_lost_for_all() {
+        let settled = |exchange: Thread| {
+            let short = |lost| Err(Failure::Memory(Shortage { reason: "out of memory".into(), lost }));
+            let evaluation = Evaluation { fitness: 0.0, metrics: Vec::new(), samples: 0, objects: 0, unreadable: Vec::new() };
+            let own = match exchange.rank() {
+                0 => Ok(evaluation),
+                rank => short(rank == 2),
+            };
+            match settle(&Shared::among(Some(&exchange)), own) {
+                Err(Failure::Memory(Shortage { reason, lost })) => (reason, lost),
+                Err(Failure::Other(error)) => panic!("{error}"),
+                Ok(_) => panic!("it is judged"),
+            }
+        };
+        let all: Vec<(String, bool)> = std::thread::scope(|scope| {
+            let all: Vec<_> = threads(3).into_iter().map(|exchange| scope.spawn(move || settled(exchange))).collect();
+            all.into_iter().map(|rank| rank.join().unwrap()).collect()
+        });
+        assert_eq!(all, ["rank 1: out of memory", "out of memory", "rank 1: out of memory"].map(|reason| (reason.to_string(), true)));
     }
 }

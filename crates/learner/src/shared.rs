@@ -136,7 +136,7 @@ mod tests {
                 share(&others)
             });
             let second = scope.spawn(|| {
-                let others = Tcp::join(&address, 1, 2, Duration::from_secs(20)).unwrap();
+                let others = Tcp::join(&address, 1, 2, Duration::from_secs(20), &|_| {}).unwrap();
                 others.wait_at_most(limit);
                 let until = Instant::now() + Duration::from_secs(3);
                 while Instant::now() < until {

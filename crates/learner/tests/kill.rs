@@ -100,7 +100,7 @@ fn rank_victim() {
     let (patience, begun) = (Duration::from_secs(20), Instant::now());
     let exchange = match rank {
         0 => Tcp::host(&listen(address).unwrap(), ranks, &|| (begun.elapsed() > patience).then(|| "somebody does not come".into())),
-        _ => Tcp::join(address, rank, ranks, patience),
+        _ => Tcp::join(address, rank, ranks, patience, &|_| {}),
     };
     let dir = if rank == 0 { RunDir::create(dir.as_ref(), "run", true).unwrap() } else { RunDir::nowhere() };
     let schedule = UpdateSchedule { lr: 0.05, warmup_steps: Some(2), batch: 16, accumulate: 1, ..UpdateSchedule::default() };

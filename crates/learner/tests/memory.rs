@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::toy::{self, BATCHES, REALLY, Shortage, StopAfter, Toy, config, data, ending, learner_of};
+use bellows_exit::{Coded, Exit};
 use bellows_learner::{
     Counters, LearnError, Learner, LearnerConfig, Members, Notice, Observer, OptimizerKind, Outcome, Schedule, UpdateSchedule,
 };
@@ -251,6 +252,24 @@ fn an_evaluation_that_does_not_fit_is_made_up_for() {
     let expected = tempfile::tempdir().unwrap();
     start(expected.path(), config(), |_, _| None).fit(&data()).unwrap();
     assert!(ending(dir.path()) == ending(expected.path()));
+}
+
+/// Nothing can be read from it again, and the checkpoint before the evaluation stands.
+#[test]
+fn an_evaluation_that_loses_the_device_says_so() {
+    fn judging(epoch: usize, samples: &[usize]) -> Option<&'static str> {
+        (epoch == 1 && samples == [toy::EVALUATION]).then_some("The device is poisoned\nCaused by:\n  Unknown: Out of memory")
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let error = start(dir.path(), config(), judging).fit(&data()).unwrap_err();
+    assert!(matches!(error, LearnError::Lost { .. }) && error.exit() == Exit::Device, "{error}");
+    assert!(
+        error.to_string().starts_with("the device ran out of memory in an evaluation and was lost (Unknown: Out of memory): "),
+        "{error}"
+    );
+    let mut session = start(dir.path(), config(), |_, _| None);
+    session.resume().unwrap();
+    assert_eq!((session.state().counters.epoch, session.state().counters.position), (1, BATCHES));
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Several ranks train what one would: the same samples, the same updates, the same bits every time.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::net::TcpListener;
 use std::path::Path;
@@ -603,6 +604,58 @@ fn what_becomes_of_one_share_of_an_evaluation_becomes_of_all() {
     assert_eq!(stopped, [Outcome::Interrupted; 2]);
 }
 
+/// Writes down how long it may wait in each of its exchanges, in seconds.
+struct Waiting {
+    exchange: Thread,
+    patience: Cell<u64>,
+    waited: Rc<RefCell<Vec<u64>>>,
+}
+
+impl Exchange for Waiting {
+    fn rank(&self) -> usize {
+        self.exchange.rank()
+    }
+
+    fn ranks(&self) -> usize {
+        self.exchange.ranks()
+    }
+
+    fn swap(&self, parts: &[&[u8]]) -> Result<Vec<Vec<u8>>, ExchangeError> {
+        self.waited.borrow_mut().push(self.patience.get());
+        self.exchange.swap(parts)
+    }
+
+    fn wait_at_most(&self, patience: Duration) {
+        self.patience.set(patience.as_secs());
+    }
+}
+
+/// Rank 0 makes them, and a save has a limit of its own, which is shorter.
+#[test]
+fn an_export_is_waited_for_by_its_own_limit_and_told_when_it_fails() {
+    let dir = tempfile::tempdir().unwrap();
+    let limits = Limits::of(&BTreeMap::from([("export".to_string(), 777.0)])).unwrap();
+    let train = |exchange: Thread| {
+        let waited = Rc::new(RefCell::new(Vec::new()));
+        let run = if exchange.rank() == 0 { RunDir::create(dir.path(), "run", true).unwrap() } else { RunDir::nowhere() };
+        let exchange = Waiting { exchange, patience: Cell::new(0), waited: Rc::clone(&waited) };
+        let mut learner = Learner::new(Toy::default(), net(&Device::flex()), &Device::flex(), config(2), run, Identity::default()).unwrap();
+        learner.join(Rc::new(exchange), "this program", limits.clone()).unwrap();
+        finish(0, &mut learner);
+        waited.take().into_iter().filter(|&seconds| seconds == 777).count()
+    };
+    let train = &train;
+    let exports: Vec<usize> = thread::scope(|scope| {
+        let all: Vec<_> = threads(2).into_iter().map(|exchange| scope.spawn(move || train(exchange))).collect();
+        all.into_iter().map(|rank| rank.join().unwrap()).collect()
+    });
+    assert_eq!(exports, [toy::EPOCHS; 2]);
+    let dir = tempfile::tempdir().unwrap();
+    let broken = |rank: usize| Toy { bad_export: rank == 0, ..Toy::default() };
+    let errors = on_ranks(dir.path(), 2, &config(2), broken, |_, learner| learner.fit(&data()).unwrap_err().to_string());
+    assert_eq!(errors, ["exporting the weights", "rank 0: exporting the weights: the device has no answer"]);
+}
+
 /// Two ranks over real connections, which wait for each other's evaluation for two seconds: how they end, if the second one's has so many pieces of so long.
 fn with_a_slow_evaluation(pieces: usize, each: Duration) -> Vec<Result<Outcome, String>> {
     let (dir, listener) = (tempfile::tempdir().unwrap(), TcpListener::bind("127.0.0.1:0").unwrap());
@@ -611,7 +664,7 @@ fn with_a_slow_evaluation(pieces: usize, each: Duration) -> Vec<Result<Outcome, 
         let address = listener.local_addr().unwrap().to_string();
         let exchange = match number {
             0 => Tcp::host(&listener, 2, &|| None).unwrap(),
-            _ => Tcp::join(&address, number, 2, Duration::from_secs(60)).unwrap(),
+            _ => Tcp::join(&address, number, 2, Duration::from_secs(60), &|_| {}).unwrap(),
         };
         let run = if number == 0 { RunDir::create(dir.path(), "run", true).unwrap() } else { RunDir::nowhere() };
         let toy = Toy { slow_evaluation: (number == 1).then_some((pieces, each)), ..Toy::default() };

@@ -1,10 +1,10 @@
 //! Going back after batches that are not finite: to a place that the settings chose, and past the data that did it (contract P3 and P6).
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::toy::{self, BATCHES, Poison, Toy, config, data, ending, learner, learner_of};
-use bellows_learner::{LearnerConfig, Outcome, Place};
+use bellows_learner::{BatchReport, LearnerConfig, Observer, Outcome, Place};
 
 /// Three batches of the second epoch.
 fn poison(epoch: usize, position: usize) -> bool {
@@ -36,6 +36,52 @@ fn the_batches_that_did_it_do_not_come_again() {
         told.as_str().unwrap().contains("back to epoch 2 batch 0") && told.as_str().unwrap().contains("batches 5 of epoch 2 to 7"),
         "{told}"
     );
+}
+
+/// Spoils the checkpoint of the first epoch's end while the second one is trained: a file of it, or all.
+struct Spoils {
+    checkpoints: PathBuf,
+    whole: bool,
+}
+
+impl Observer for Spoils {
+    fn on_batch(&mut self, report: &BatchReport) {
+        if (report.epoch, report.position) != (1, 2) {
+            return;
+        }
+        let of_edge = format!("step-{BATCHES:09}");
+        let all = std::fs::read_dir(&self.checkpoints).unwrap().map(|entry| entry.unwrap().path());
+        let mut spoilt = 0;
+        for path in all.filter(|path| path.file_name().unwrap().to_str().unwrap().starts_with(&of_edge)) {
+            if self.whole {
+                std::fs::remove_dir_all(&path).unwrap();
+            } else {
+                std::fs::write(path.join("state.json"), "{}").unwrap();
+            }
+            spoilt += 1;
+        }
+        assert!(spoilt > 0, "there is none of step {BATCHES}");
+    }
+}
+
+/// Damaged on the disk, or pruned before the run was resumed from an older one.
+#[test]
+fn a_planned_checkpoint_that_is_no_more_is_done_without() {
+    for (whole, why) in [(false, "is damaged: state.json has 2 bytes"), (true, "no checkpoint of step 12")] {
+        let dir = tempfile::tempdir().unwrap();
+        let often = LearnerConfig { checkpoint_minutes: 0.0, ..config() };
+        let mut session = learner(dir.path(), often, poison);
+        session.observe(Spoils { checkpoints: dir.path().join("run/checkpoints"), whole });
+        assert_eq!(session.fit(&data()).unwrap(), Outcome::Finished, "{why}");
+        let counters = &session.state().counters;
+        let place = |position| Place { epoch: 1, position };
+        assert_eq!((counters.rollbacks, counters.skipped, counters.lr_scale), (1, 3, 0.5));
+        assert_eq!(counters.passed_over, [(place(4), place(6))]);
+        assert_eq!((counters.skipped_in_a_row, counters.trouble_from), (0, None), "the newest checkpoint was in the middle of it");
+        let warned = events(dir.path(), "warning");
+        let told = warned.iter().map(|event| event["message"].as_str().unwrap()).collect::<Vec<_>>();
+        assert!(matches!(&told[..], [told] if told.contains(why) && told.ends_with("the newest checkpoint that is intact")), "{told:?}");
+    }
 }
 
 /// Where a run ends in bits, whose steps' names alone may differ.

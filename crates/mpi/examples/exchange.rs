@@ -34,7 +34,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let late = || (Instant::now() >= until).then(|| "not all ranks came in time".to_string());
     let others = match rank {
         0 => Tcp::host(&TcpListener::bind(address)?, ranks, &late)?,
-        _ => Tcp::join(address, rank, ranks, PATIENCE)?,
+        _ => Tcp::join(address, rank, ranks, PATIENCE, &|_| {})?,
     };
     measure(&others, numbers, wire, width, times)
 }

@@ -18,11 +18,17 @@ const AGAIN: Duration = Duration::from_millis(20);
 /// How long an address may take to answer: who drops what he is sent answers never, and a name may have another one.
 const ANSWER: Duration = Duration::from_secs(5);
 
+/// How long a rank is called before why it does not answer is told: a wrong address never does. Half the time there is, if that is less.
+const QUIET: Duration = Duration::from_secs(10);
+
 /// How long a caller may take to say who it is: who does not is no rank.
 const GREETING: Duration = Duration::from_secs(5);
 
 /// What every caller says first, before its rank and how many there are.
 const WORD: &str = "bellows rank";
+
+/// What a rank hears in place of addresses, if another process has come as the same one since.
+const TWICE: &str = "twice";
 
 /// Most bytes of a greeting.
 const GREETING_BYTES: u64 = 64;
@@ -59,20 +65,27 @@ impl Tcp {
     /// Rank 0 of so many: waits at `listener` until all others have come. `given_up` is asked meanwhile, and why it says so is the error.
     ///
     /// # Errors
-    /// A rank that comes twice, or belongs to another number of ranks; a network that fails; what `given_up` says.
+    /// A rank that belongs to another number of ranks; a network that fails; what `given_up` says.
     pub fn host(listener: &TcpListener, ranks: usize, given_up: &dyn Fn() -> Option<String>) -> std::result::Result<Self, ExchangeError> {
         let address = listener.local_addr().map_or_else(|_| "its port".into(), |address| address.to_string());
         let no_meeting = |e: Error| ExchangeError::NoMeeting { rank: 0, address: address.clone(), reason: e.to_string() };
         Ok(Self::of(0, host(listener, ranks, given_up).map_err(no_meeting)?))
     }
 
-    /// Another one of so many: calls rank 0 at `address` (`host:port`), for so long if need be.
+    /// Another one of so many: calls rank 0 at `address` (`host:port`), for so long if need be. Why a rank has not answered for some time is given to
+    /// `tell`, once.
     ///
     /// # Errors
-    /// An address that cannot be reached in time, a network that fails.
-    pub fn join(address: &str, rank: usize, ranks: usize, patience: Duration) -> std::result::Result<Self, ExchangeError> {
+    /// An address that cannot be reached in time, a network that fails, another process that comes as the same rank.
+    pub fn join(
+        address: &str,
+        rank: usize,
+        ranks: usize,
+        patience: Duration,
+        tell: &dyn Fn(&str),
+    ) -> std::result::Result<Self, ExchangeError> {
         let no_meeting = |e: Error| ExchangeError::NoMeeting { rank, address: address.into(), reason: e.to_string() };
-        Ok(Self::of(rank, join(address, is_here(address), rank, ranks, Instant::now() + patience).map_err(no_meeting)?))
+        Ok(Self::of(rank, join(address, is_here(address), rank, ranks, Instant::now() + patience, tell).map_err(no_meeting)?))
     }
 
     fn of(rank: usize, peers: Vec<Option<TcpStream>>) -> Self {
@@ -126,6 +139,7 @@ fn is_here(address: &str) -> bool {
 fn host(listener: &TcpListener, ranks: usize, given_up: &dyn Fn() -> Option<String>) -> Result<Vec<Option<TcpStream>>> {
     let mut peers: Vec<Option<TcpStream>> = (0..ranks).map(|_| None).collect();
     let mut addresses = vec![String::new(); ranks];
+    let mut twice = None;
     loop {
         // One that has died while others still came is not there, and comes for itself when it is started again.
         for peer in &mut peers {
@@ -134,14 +148,21 @@ fn host(listener: &TcpListener, ranks: usize, given_up: &dyn Fn() -> Option<Stri
         if peers.iter().flatten().count() + 1 == ranks {
             break;
         }
-        let (stream, rank) = accept(listener, ranks, given_up)?;
-        if rank == 0 || peers[rank].as_ref().is_some_and(is_open) {
-            return Err(Error::other(format!("rank {rank} is there twice")));
+        let (stream, rank) = accept(listener, ranks, given_up).map_err(|error| match twice {
+            Some(rank) => Error::other(format!("{error}; rank {rank} came twice")),
+            None => error,
+        })?;
+        if rank == 0 {
+            return Err(Error::other("rank 0 is there twice"));
         }
         let (port, from) =
             (text(receive(&stream, GREETING_BYTES)?).parse().map_err(Error::other)?, stream.peer_addr()?.ip().to_canonical());
         addresses[rank] = if from.is_loopback() { format!(":{port}") } else { SocketAddr::new(from, port).to_string() };
-        peers[rank] = Some(stream);
+        // The one before may have been on a machine that lost its power, which closes nothing. One that is there hears of it.
+        if let Some(before) = peers[rank].replace(stream) {
+            send(&before, TWICE.as_bytes()).ok();
+            twice = Some(rank);
+        }
     }
     let all = addresses.join(" ");
     for peer in peers.iter().flatten() {
@@ -160,18 +181,21 @@ fn is_open(stream: &TcpStream) -> bool {
 }
 
 /// The others call rank 0, learn where the rest listens, call those before them and hear those behind, which may be on this machine alone (`here`) or not.
-fn join(address: &str, here: bool, rank: usize, ranks: usize, until: Instant) -> Result<Vec<Option<TcpStream>>> {
+fn join(address: &str, here: bool, rank: usize, ranks: usize, until: Instant, tell: &dyn Fn(&str)) -> Result<Vec<Option<TcpStream>>> {
     let late = || (Instant::now() >= until).then(|| "not all ranks came in time".to_string());
     let mut peers: Vec<Option<TcpStream>> = (0..ranks).map(|_| None).collect();
-    let first = call(address, rank, ranks, until)?;
+    let first = call(address, rank, ranks, until, tell)?;
     let listener = if here { TcpListener::bind((first.local_addr()?.ip(), 0))? } else { everywhere(0)? };
     send(&first, listener.local_addr()?.port().to_string().as_bytes())?;
     let all = text(receive(&first, LONGEST)?);
+    if all == TWICE {
+        return Err(Error::other(format!("rank {rank} is there twice: another process has come as the same one")));
+    }
     peers[0] = Some(first);
     let host = address.rsplit_once(':').map_or("", |(host, _)| host);
     for (number, address) in all.split(' ').enumerate().take(rank).skip(1) {
         let address = if address.starts_with(':') { format!("{host}{address}") } else { address.into() };
-        peers[number] = Some(call(&address, rank, ranks, until)?);
+        peers[number] = Some(call(&address, rank, ranks, until, tell)?);
     }
     for _ in rank + 1..ranks {
         let (stream, number) = accept(&listener, ranks, &late)?;
@@ -190,7 +214,9 @@ fn settled(peers: Vec<Option<TcpStream>>) -> Result<Vec<Option<TcpStream>>> {
 }
 
 /// Reaches a rank that may not be there yet, and says who calls.
-fn call(address: &str, rank: usize, ranks: usize, until: Instant) -> Result<TcpStream> {
+fn call(address: &str, rank: usize, ranks: usize, until: Instant, tell: &dyn Fn(&str)) -> Result<TcpStream> {
+    let begun = Instant::now();
+    let mut quiet = Some(QUIET.min(until.saturating_duration_since(begun) / 2));
     loop {
         let left = until.saturating_duration_since(Instant::now()).max(AGAIN);
         match reach(address, left.min(ANSWER)) {
@@ -200,7 +226,12 @@ fn call(address: &str, rank: usize, ranks: usize, until: Instant) -> Result<TcpS
                 return Ok(stream);
             }
             Err(error) if Instant::now() >= until => return Err(error),
-            Err(_) => thread::sleep(AGAIN),
+            Err(error) => {
+                if quiet.take_if(|quiet| begun.elapsed() >= *quiet).is_some() {
+                    tell(&format!("no rank at {address} yet, which is tried again: {error}"));
+                }
+                thread::sleep(AGAIN);
+            }
         }
     }
 }
@@ -354,6 +385,8 @@ impl Exchange for Tcp {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc;
+
     use super::*;
 
     /// As with a hosts file in which a machine's own name is a loopback address: the second calls rank 0 there, the third from elsewhere (on Linux all
@@ -367,7 +400,7 @@ mod tests {
             let first = scope.spawn(move || Tcp::host(listener, 3, &|| None).unwrap().gather(&[0]).unwrap());
             let others = [(1, "127.0.0.1"), (2, "127.0.0.2")].map(|(rank, host)| {
                 scope.spawn(move || {
-                    let peers = join(&format!("{host}:{port}"), false, rank, 3, until).unwrap();
+                    let peers = join(&format!("{host}:{port}"), false, rank, 3, until, &|_| {}).unwrap();
                     Tcp::of(rank, peers).gather(&[rank as u8]).unwrap()
                 })
             });
@@ -382,7 +415,7 @@ mod tests {
         let listener = &TcpListener::bind("127.0.0.1:0").unwrap();
         let (address, until) = (listener.local_addr().unwrap().to_string(), Instant::now() + Duration::from_secs(20));
         let late = || (Instant::now() >= until).then(|| "late".to_string());
-        let dies = call(&address, 1, 3, until).unwrap();
+        let dies = call(&address, 1, 3, until, &|_| {}).unwrap();
         send(&dies, b"1").unwrap();
         drop(dies);
         thread::scope(|scope| {
@@ -391,18 +424,47 @@ mod tests {
                 let address = address.clone();
                 // The connection of the third is made first.
                 thread::sleep(Duration::from_millis(300 * u64::from(rank == 1)));
-                scope.spawn(move || Tcp::join(&address, rank, 3, Duration::from_secs(20)).unwrap().gather(&[rank as u8]).unwrap())
+                let join = move || Tcp::join(&address, rank, 3, Duration::from_secs(20), &|_| {}).unwrap();
+                scope.spawn(move || join().gather(&[rank as u8]).unwrap())
             });
             let all = [first].into_iter().chain(others).map(|rank| rank.join().unwrap());
             assert!(all.into_iter().all(|gathered| gathered == [[0], [1], [2]]));
         });
-        // One that is still there stays a second one.
-        let [_one, _again] = [(), ()].map(|()| {
-            let stream = call(&address, 1, 3, until).unwrap();
+    }
+
+    /// The first of them may be on a machine that has lost its power: nothing tells that connection from one of a rank that waits.
+    #[test]
+    fn of_two_that_come_as_one_rank_the_second_has_the_place() {
+        let listener = &TcpListener::bind("127.0.0.1:0").unwrap();
+        let (address, patience) = (listener.local_addr().unwrap().to_string(), Duration::from_secs(20));
+        let until = Instant::now() + patience;
+        let join = |rank: usize| {
+            let joined = Tcp::join(&address, rank, 3, patience, &|_| {});
+            joined.map_err(|error| error.to_string()).map(|joined| joined.gather(&[rank as u8]).unwrap())
+        };
+        let (join, (came, comes)) = (&join, mpsc::channel());
+        thread::scope(|scope| {
+            let late = move || (Instant::now() >= until).then(|| "late".to_string());
+            let first = scope.spawn(move || Tcp::host(listener, 3, &late).unwrap().gather(&[0]).unwrap());
+            for _ in 0..2 {
+                let came = came.clone();
+                scope.spawn(move || came.send(join(1)).unwrap());
+            }
+            let refused = comes.recv().unwrap().unwrap_err();
+            assert!(refused.ends_with("rank 1 is there twice: another process has come as the same one"), "{refused}");
+            let all = [join(2).unwrap(), first.join().unwrap(), comes.recv().unwrap().unwrap()];
+            assert!(all.into_iter().all(|gathered| gathered == [[0], [1], [2]]));
+        });
+        // And where another one never comes, rank 0 says so, too.
+        let _both = [(), ()].map(|()| {
+            let stream = call(&address, 1, 3, until, &|_| {}).unwrap();
             send(&stream, b"1").unwrap();
             stream
         });
-        assert!(Tcp::host(listener, 3, &late).err().unwrap().to_string().contains("rank 1 is there twice"));
+        let until = Instant::now() + Duration::from_millis(300);
+        let late = || (Instant::now() >= until).then(|| "not all ranks came".to_string());
+        let alone = Tcp::host(listener, 3, &late).err().unwrap().to_string();
+        assert!(alone.ends_with("not all ranks came; rank 1 came twice"), "{alone}");
     }
 
     #[test]

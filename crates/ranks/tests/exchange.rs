@@ -1,6 +1,7 @@
 //! Every exchange gives every rank what it should have, in the order of the ranks, and says who is gone.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+use std::cell::RefCell;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,7 +17,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 fn meet(listener: &TcpListener, rank: usize, ranks: usize) -> Result<Tcp, ExchangeError> {
     match rank {
         0 => Tcp::host(listener, ranks, &|| None),
-        _ => Tcp::join(&listener.local_addr().unwrap().to_string(), rank, ranks, PATIENCE),
+        _ => Tcp::join(&listener.local_addr().unwrap().to_string(), rank, ranks, PATIENCE, &|_| {}),
     }
 }
 
@@ -206,11 +207,15 @@ fn a_meeting_that_does_not_come_about_says_why() {
     let alone = Tcp::host(listener, 2, &|| Some("rank 1 has ended".into())).err().unwrap().to_string();
     assert!(alone.ends_with("rank 1 has ended"), "{alone}");
     let nowhere = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
-    let nobody = Tcp::join(&nowhere, 1, 2, Duration::from_millis(100)).err().unwrap().to_string();
+    let told = RefCell::new(Vec::new());
+    let tell = |why: &str| told.borrow_mut().push(why.to_string());
+    let nobody = Tcp::join(&nowhere, 1, 2, Duration::from_secs(1), &tell).err().unwrap().to_string();
     assert!(nobody.starts_with(&format!("rank 1 cannot meet the others at {nowhere}: ")), "{nobody}");
+    let told = told.into_inner();
+    assert!(matches!(&told[..], [why] if why.starts_with(&format!("no rank at {nowhere} yet"))), "once, in the meantime: {told:?}");
     thread::scope(|scope| {
         let address = listener.local_addr().unwrap().to_string();
-        scope.spawn(move || Tcp::join(&address, 1, 3, Duration::from_secs(1)).err().unwrap());
+        scope.spawn(move || Tcp::join(&address, 1, 3, Duration::from_secs(1), &|_| {}).err().unwrap());
         let other = meet(listener, 0, 2).err().unwrap().to_string();
         assert!(other.ends_with("rank 1 of 3 comes to a meeting of 2"), "{other}");
     });

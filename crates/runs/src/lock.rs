@@ -3,7 +3,7 @@
 //! The operating system drops the lock when the process ends, however it ends, so a stale file never locks anyone out and the
 //! file is never deleted (deleting it would let two processes lock two different files of that name). Relies on the file
 //! system supporting locks; where it does not, locking fails, loudly. Refused: a run in which something is a link, for what is written to it from then on
-//! would be written elsewhere.
+//! would be written elsewhere, or a pipe or a device, which may be waited at for ever.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{Read, Seek, Write};
@@ -44,6 +44,12 @@ pub enum LockError {
         /// The link.
         path: PathBuf,
     },
+    /// Something in the run directory is a pipe, a socket or a device.
+    #[error("{} is neither a file nor a folder, as all in a run is: take it away", path.display())]
+    Special {
+        /// What is.
+        path: PathBuf,
+    },
     /// The lock file could not be opened, locked or written.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -63,7 +69,7 @@ impl RunLock {
     /// Locks `run/run.lock`, and writes this process's id into it and what tells it from another of that number. Waits up to [`PATIENCE`] for a
     /// holder that is ending.
     pub(crate) fn acquire(run: &Path) -> Result<Self, LockError> {
-        refuse_links(run)?;
+        refuse_links_and_pipes(run)?;
         let path = run.join(LOCK);
         let failed = |e| StoreError::new("lock", &path, e);
         let open = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
@@ -89,13 +95,17 @@ impl RunLock {
 }
 
 /// A run directory may come from somebody else. Its files and folders are opened by their names: where one of them is a link, a log, the lock or weights
-/// would be written over whatever that leads to.
-fn refuse_links(run: &Path) -> Result<(), LockError> {
+/// would be written over whatever that leads to. Opening a pipe waits for its other end.
+fn refuse_links_and_pipes(run: &Path) -> Result<(), LockError> {
     let failed = |e| StoreError::new("list", run, e);
     for entry in fs::read_dir(run).map_err(failed)? {
         let entry = entry.map_err(failed)?;
-        if entry.file_type().map_err(failed)?.is_symlink() {
+        let kind = entry.file_type().map_err(failed)?;
+        if kind.is_symlink() {
             return Err(LockError::Link { path: entry.path() });
+        }
+        if !kind.is_file() && !kind.is_dir() {
+            return Err(LockError::Special { path: entry.path() });
         }
     }
     Ok(())
@@ -104,7 +114,9 @@ fn refuse_links(run: &Path) -> Result<(), LockError> {
 /// Who has the run at `run`: `Some(None)` is a process that has not yet written its id, or one of another machine or container. It is asked by
 /// taking the lock for an instant, with others who ask; a process that begins just then waits for that.
 pub(crate) fn holder_of(run: &Path) -> Option<Option<u32>> {
-    let mut file = File::open(run.join(LOCK)).ok()?;
+    let path = run.join(LOCK);
+    // Looked at before opening: opening a pipe would block for ever.
+    let mut file = path.is_file().then(|| File::open(path).ok())??;
     match file.try_lock_shared() {
         Err(TryLockError::WouldBlock) => Some(read_holder(&mut file)),
         Ok(()) | Err(TryLockError::Error(_)) => None,

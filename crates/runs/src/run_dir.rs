@@ -81,7 +81,7 @@ impl RunDir {
     /// anything in the directory may change.
     ///
     /// # Errors
-    /// Another process has it; something in it is a link; the lock cannot be opened, locked or written.
+    /// Another process has it; something in it is a link, a pipe or a device; the lock cannot be opened, locked or written.
     pub fn lock(&self) -> Result<RunLock, LockError> {
         let lock = RunLock::acquire(&self.path)?;
         sweep_siblings(&self.path);
@@ -332,6 +332,22 @@ mod tests {
         std::os::unix::fs::symlink(&outside, &weights).unwrap();
         assert!(matches!(RunDir::at(weights.parent().unwrap()).lock(), Err(LockError::Link { .. })));
         assert!(fs::read(&mine).unwrap() == b"of years" && !gone.exists());
+    }
+
+    /// Whoever opens a pipe for reading waits for one who writes.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_run_with_a_pipe_in_it_is_refused_and_its_holder_can_be_asked_for() {
+        use rustix::fs::{CWD, Mode, mkfifoat};
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["run.lock", "events.jsonl", "results.csv"] {
+            let run = RunDir::create(dir.path(), "train", false).unwrap();
+            mkfifoat(CWD, run.path().join(name), Mode::RUSR | Mode::WUSR).unwrap();
+            let (told, answers) = std::sync::mpsc::channel();
+            std::thread::spawn(move || told.send((run.lock().unwrap_err().to_string(), run.holder())));
+            let (error, holder) = answers.recv_timeout(Duration::from_secs(20)).unwrap();
+            assert!(error.contains(&format!("{name} is neither a file nor a folder")) && holder.is_none(), "{error}");
+        }
     }
 
     #[test]

@@ -27,8 +27,9 @@ pub trait Kind {
 
 /// A number if it is a finite one, else text: JSON has no other numbers, and would take them for "not given".
 pub fn number(text: &str) -> Value {
-    let whole = text.trim().parse::<i64>().ok().map(Value::from);
-    let real = || text.trim().parse::<f64>().ok().filter(|x| x.is_finite()).map(Value::from);
+    let trimmed = text.trim();
+    let whole = trimmed.parse::<i64>().map(Value::from).or_else(|_| trimmed.parse::<u64>().map(Value::from)).ok();
+    let real = || trimmed.parse::<f64>().ok().filter(|x| x.is_finite()).map(Value::from);
     whole.or_else(real).unwrap_or_else(|| Value::from(text))
 }
 
@@ -134,6 +135,7 @@ mod tests {
     #[test]
     fn text_becomes_its_kind_or_stays_text() {
         assert_eq!([usize::read("7"), u64::read(" 7"), u32::read("x"), i64::read("-1")], [json!(7), json!(7), json!("x"), json!(-1)]);
+        assert_eq!(u64::read("18446744073709551615"), json!(u64::MAX), "no whole number becomes a real one");
         assert_eq!([f64::read("1e-3"), f64::read("nan"), f64::read("inf")], [json!(0.001), json!("nan"), json!("inf")]);
         assert_eq!([bool::read("True"), bool::read("false"), bool::read("yes")], [json!(true), json!(false), json!("yes")]);
         assert_eq!([String::read("7"), PathBuf::read("a,b")], [json!("7"), json!("a,b")]);

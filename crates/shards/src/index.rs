@@ -165,8 +165,9 @@ impl Index {
         if crc32c::crc32c(&bytes[..=body.len()]) != tail.crc32c {
             return Err(damaged());
         }
-        let mut lines = body.lines();
-        let head: Head = lines.next().and_then(|line| serde_json::from_str(line).ok()).ok_or_else(|| format!("is not of `{FORMAT}`"))?;
+        let mut lines = body.lines().zip(1_usize..);
+        let head: Head =
+            lines.next().and_then(|(line, _)| serde_json::from_str(line).ok()).ok_or_else(|| format!("is not of `{FORMAT}`"))?;
         if head.format != FORMAT {
             return Err(format!("is of `{}`; this program reads `{FORMAT}`", head.format));
         }
@@ -177,8 +178,8 @@ impl Index {
             }
             index.begin(file);
             for _ in 0..samples {
-                let line = lines.next().ok_or("has fewer samples than it says")?;
-                index.line(line, bytes)?;
+                let (line, number) = lines.next().ok_or("has fewer samples than it says")?;
+                index.line(line, number, bytes)?;
             }
             index.end(bytes);
         }
@@ -188,9 +189,9 @@ impl Index {
         Ok((index, tail.crc32c))
     }
 
-    /// Adds the sample of a line, whose files end before `bytes`.
-    fn line(&mut self, line: &str, bytes: u64) -> Result<(), String> {
-        let wrong = || format!("has a sample that cannot be: {}", line.chars().take(200).collect::<String>());
+    /// Adds the sample of a line, the one of that `number`, whose files end before `bytes`.
+    fn line(&mut self, line: &str, number: usize, bytes: u64) -> Result<(), String> {
+        let wrong = || format!("has a sample on line {number} that cannot be: {}", line.chars().take(200).collect::<String>());
         let (key, files): (String, Vec<(String, u64, u32, u32)>) = serde_json::from_str(line).map_err(|_| wrong())?;
         let before = self.samples.len();
         for (kind, at, size, crc) in files {

@@ -261,10 +261,10 @@ fn an_index_that_is_damaged_or_lies_is_refused() {
         ("train-000001.tar", "../train-000001.tar", "names `../train-000001.tar`, which is no name of a file beside it"),
         ("\"samples\":1}", "\"samples\":2}", "has fewer samples than it says"),
         ("\"samples\":1}", "\"samples\":0}", "has more samples than it says"),
-        ("[\"jpg\",0,", "[\"jpg\",999999,", "has a sample that cannot be"),
-        ("\"00000001\"", "\"00000000\"", "has a sample that cannot be"),
-        ("[\"txt\"", "[\"jpg\"", "has a sample that cannot be"),
-        ("\"00000001\"", "\"\"", "has a sample that cannot be"),
+        ("[\"jpg\",0,", "[\"jpg\",999999,", "has a sample on line 2 that cannot be"),
+        ("\"00000001\"", "\"00000000\"", "has a sample on line 3 that cannot be"),
+        ("[\"txt\"", "[\"jpg\"", "has a sample on line 2 that cannot be"),
+        ("\"00000001\"", "\"\"", "has a sample on line 3 that cannot be"),
     ] {
         assert!(body.contains(old), "{old}");
         refused(sealed(&body.replacen(old, new, 1)).as_bytes(), words);

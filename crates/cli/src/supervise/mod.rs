@@ -92,6 +92,7 @@ pub(crate) fn supervise(program: &str, limits: &Limits, fallback: bool, elastic:
                 return Err(SupervisionError::Undead { pid, again: format!("{program} --resume {}", run.display()) }.into());
             }
         };
+        let lost = elastic.and_then(|ranks| to_leave_out(&orders, ranks, &end, &beat));
         let (end, rank) = if elastic.is_some() { (end, None) } else { cause(end, &beat) };
         run = beat.run.or(run);
         same_command |= beat.same_command;
@@ -121,7 +122,7 @@ pub(crate) fn supervise(program: &str, limits: &Limits, fallback: bool, elastic:
             ends.clear();
         }
         ends.push(death.to_string());
-        orders.without.extend(elastic.and_then(|ranks| to_leave_out(&orders, ranks, &death.end, beat.lost)));
+        orders.without.extend(lost);
         let without = &orders.without;
         record(
             log,
@@ -172,11 +173,17 @@ fn cause(end: End, beat: &Beat) -> (End, Option<usize>) {
 }
 
 /// The number of the rank that is left out from here on, if others are left: the one that rank 0 has lost, or rank 0 itself, if it did not end
-/// by itself.
-fn to_leave_out(orders: &Orders, ranks: usize, end: &End, lost: Option<usize>) -> Option<usize> {
+/// by itself. Where all have ended alike nobody was lost: the data are away, or the memory ran out for all. Whose card is gone for good is known at the
+/// next start, of which that rank alone ends.
+fn to_leave_out(orders: &Orders, ranks: usize, end: &End, beat: &Beat) -> Option<usize> {
+    if matches!(end, End::Code(_)) && beat.lost_end.as_ref() == Some(end) {
+        return None;
+    }
+    // With code 2 what all need is away; a rank 0 without its card has said that it is the one.
+    let of_all = [Exit::Failed, Exit::Usage].map(|exit| End::Code(exit.code().into()));
+    let first = (!of_all.contains(end)).then_some(0);
     let left: Vec<usize> = left(0..ranks, &orders.without).collect();
-    let first = (*end != End::Code(Exit::Failed.code().into())).then_some(0);
-    left.get(lost.or(first)?).copied().filter(|_| left.len() > 1)
+    left.get(beat.lost.or(first)?).copied().filter(|_| left.len() > 1)
 }
 
 /// What happens now, for a person.
@@ -252,15 +259,31 @@ mod tests {
     #[test]
     fn the_rank_that_was_lost_is_left_out_as_long_as_another_is_left() {
         let mut orders = Orders::default();
-        let failed = End::Code(1);
-        assert_eq!(to_leave_out(&orders, 3, &failed, None), None, "nobody is missing");
-        assert_eq!(to_leave_out(&orders, 3, &failed, Some(1)), Some(1));
-        assert_eq!(to_leave_out(&orders, 3, &End::Signal(9), None), Some(0), "rank 0 itself");
-        assert_eq!(to_leave_out(&orders, 3, &End::Hung(9.0), Some(2)), Some(2), "it waited for that one");
+        let (failed, nobody) = (End::Code(1), Beat::default());
+        let lost = |rank| Beat { lost: Some(rank), ..Beat::default() };
+        assert_eq!(to_leave_out(&orders, 3, &failed, &nobody), None, "nobody is missing");
+        assert_eq!(to_leave_out(&orders, 3, &failed, &lost(1)), Some(1));
+        assert_eq!(to_leave_out(&orders, 3, &End::Signal(9), &nobody), Some(0), "rank 0 itself");
+        assert_eq!(to_leave_out(&orders, 3, &End::Code(5), &nobody), Some(0), "its card");
+        assert_eq!(to_leave_out(&orders, 3, &End::Hung(9.0), &lost(2)), Some(2), "it waited for that one");
         orders.without.push(1);
-        assert_eq!(to_leave_out(&orders, 3, &failed, Some(1)), Some(2), "by its number at the first start");
+        assert_eq!(to_leave_out(&orders, 3, &failed, &lost(1)), Some(2), "by its number at the first start");
         orders.without.push(0);
-        assert_eq!(to_leave_out(&orders, 3, &End::Signal(9), None), None, "the last one");
+        assert_eq!(to_leave_out(&orders, 3, &End::Signal(9), &nobody), None, "the last one");
+    }
+
+    #[test]
+    fn ranks_that_end_alike_are_all_started_again() {
+        let orders = Orders::default();
+        let ended = |lost, lost_end| Beat { lost: Some(lost), lost_end, ..Beat::default() };
+        // Data that are away; memory that ran out for all, on whichever card it was.
+        for code in [2, 5, 101] {
+            assert_eq!(to_leave_out(&orders, 4, &End::Code(code), &ended(1, Some(End::Code(code)))), None, "{code}");
+        }
+        assert_eq!(to_leave_out(&orders, 4, &End::Code(2), &Beat::default()), None, "the others were ended before they found out");
+        // One whose card is gone.
+        assert_eq!(to_leave_out(&orders, 4, &End::Code(1), &ended(3, Some(End::Code(2)))), Some(3));
+        assert_eq!(to_leave_out(&orders, 4, &End::Code(2), &ended(0, None)), Some(0), "rank 0's");
     }
 
     #[test]

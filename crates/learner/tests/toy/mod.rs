@@ -50,6 +50,8 @@ pub struct Toy {
     pub eval_flag: Option<Arc<AtomicBool>>,
     /// The first evaluation has so many pieces, each of which takes so long.
     pub slow_evaluation: Option<(usize, Duration)>,
+    /// Weights cannot be exported.
+    pub bad_export: bool,
     /// A loss that is a sum over samples, without batch statistics.
     pub per_count: bool,
     pub shortage: Shortage,
@@ -77,6 +79,7 @@ impl Default for Toy {
             bad_evaluation: no_poison,
             eval_flag: None,
             slow_evaluation: None,
+            bad_export: false,
             per_count: false,
             shortage: |_, _| None,
             size: |_| 0,
@@ -256,6 +259,9 @@ impl Task for Toy {
     }
 
     fn export(&self, model: &Net, epoch: usize) -> Result<Vec<u8>, TaskError> {
+        if self.bad_export {
+            return Err("the device has no answer".into());
+        }
         Ok(format!("{epoch} {:?}", model.out.weight.val().to_data()).into_bytes())
     }
 }

@@ -190,7 +190,7 @@ unsafe fn tile<U: Unit, const M: usize, const N: usize>(unit: &mut U, t: &Tile<'
             }
         }
         for g in 0..t.starts.depth() {
-            let b = t.b.as_ptr().add(t.starts.at(g, size * apart));
+            let b = t.b.as_ptr().add(t.starts.at(g, size * N * SIDE));
             // The columns outside: their rows may lie across cache lines, those of the left-hand side do not.
             for j in 0..N {
                 unit.load::<7>(b.add(j * SIDE), 4 * apart);

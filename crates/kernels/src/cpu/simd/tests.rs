@@ -269,6 +269,33 @@ impl Task for Products {
     }
 }
 
+/// Of rows that lie one after the other a group of one has no distance: what it says is not asked.
+#[derive(Clone, Copy)]
+struct SingleRows;
+
+impl Task for SingleRows {
+    type Out = ();
+    fn run<S: Simd>(self, s: S) {
+        let (depth, rows, cols, ldc) = (5, S::MR, S::NR - 1, S::NR);
+        let (a, b) = (Cells::new(s, depth * rows), Cells::new(s, depth * ldc));
+        for apart in [0, 1, ldc] {
+            let (group, starts, mut c) = (Group { size: 1, apart }, Starts::Dense(depth), vec![0.0; rows * ldc]);
+            let (a_cells, b_cells, to, accumulate, prefetch) = (&a.cells, &b.cells, To::Block(&mut c, ldc), false, false);
+            let t = Tile { a: a_cells, panel: 0, group, b: b_cells, starts, c: to, rows, cols, accumulate, prefetch };
+            s.tile(&mut s.tile_unit(group), t);
+            for (i, j) in (0..rows).flat_map(|i| (0..cols).map(move |j| (i, j))) {
+                let (c, sum) = (c[i * ldc + j], (0..depth).map(|k| a.product(k * rows + i, &b, k * ldc + j)).sum::<f32>());
+                assert!((c - sum).abs() < 1e-5, "{apart} {i} {j}: {c} {sum}");
+            }
+        }
+    }
+}
+
+#[test]
+fn single_rows() {
+    on_all(SingleRows);
+}
+
 /// Sizes of groups to try.
 fn sizes<S: Simd>() -> Vec<usize> {
     [1, 2, 5, 16].into_iter().filter(|&size| size <= S::GROUP).collect()

@@ -56,6 +56,9 @@ pub trait AttentionOps: DecoderOps + MatrixOps {
 pub fn attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, first: Tensor<2, Int>, scale: f64) -> Tensor<4> {
     sizes::expect_fit(q.dims(), k.dims(), v.dims(), first.dims());
     assert!(scale > 0.0 && scale.is_finite(), "attention with a scale of {scale}");
+    if q.dims().contains(&0) {
+        return q;
+    }
     let [q, k, v] = [q, k, v].map(Tensor::into_dispatch);
     Tensor::from_dispatch(Dispatch::attend(q, k, v, first.into_dispatch(), scale).0)
 }

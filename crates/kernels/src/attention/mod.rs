@@ -23,7 +23,7 @@ use crate::decoder::DecoderOps;
 use crate::matrices::MatrixOps;
 
 /// Attention of queries `[B, H, S, d]` to keys and values `[B, G, T, d]`; each of the G key heads serves H / G query heads, in order. Query s
-/// is at position `T - S + s`, and sees the keys from `first[b, s]` to its own position; `first` is `[B, S]`.
+/// is at position `T - S + s`, and sees the keys from `first[b, s]` to its own position; `first` is `[B, S]`, each from 0 to the query's position.
 #[backend_extension(Flex, Cube, Autodiff)]
 pub trait AttentionOps: DecoderOps + MatrixOps {
     /// `softmax(scale q kᵀ) v` over the keys a query sees, `[B, H, S, d]`, and the logarithm of the sum of each row, `[B, H, S]`.

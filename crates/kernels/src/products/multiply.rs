@@ -154,7 +154,7 @@ impl Task for Share<'_, '_> {
         let mut tile = scratch::take(S::NR.min(columns.len().next_multiple_of(S::LANES)) * block);
         let mut decoded = scratch::take(if right.is_coded() { columns.len() * depth.min(BLOCK * S::TERMS) } else { 0 });
         let block_of = |start: usize| start..depth.min(start + BLOCK * S::TERMS);
-        let mut unit = s.tile_unit(Group { size: S::GROUP, apart: 0 });
+        let mut unit = s.unit(S::GROUP, S::GROUP);
         let tile_of = |at: usize| columns.start + at..columns.end.min(columns.start + at + S::NR);
         for start in (0..depth).step_by(BLOCK * S::TERMS) {
             let terms = block_of(start);

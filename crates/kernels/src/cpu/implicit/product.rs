@@ -302,7 +302,7 @@ impl Task for Strip<'_, '_> {
         let straight = straight(product, view, factors);
         let mut results = scratch::take(if straight { 0 } else { product.spread[1] * panels * tile_len });
         let first = self.panel;
-        let mut unit = s.tile_unit(group);
+        let mut unit = s.unit(S::GROUP, group.size);
         let share = self.ahead.len().div_ceil(product.spread[0] * run.div_ceil(S::NR)).next_multiple_of(16);
         for (residue, factors) in factors.chunks_exact(product.spread[1]).enumerate() {
             // All panels pass over a tile before the next: the weights (32 bytes per step of the sum, in order) are easier to bring

@@ -120,7 +120,7 @@ impl<'a> Task for Part<'a, '_> {
             behind.fill(0.0);
         }
         let mut transposed = scratch::take(part_groups * longest * group);
-        let mut unit = s.reduce_unit(rows_of);
+        let mut unit = s.unit(rows_of.size, S::GROUP);
         debug_assert!(self.first_group + part_groups <= groups);
         for strip in self.strips.clone() {
             let (cell, row) = (strip / strips_per_image, strip % strips_per_image * view.strip);

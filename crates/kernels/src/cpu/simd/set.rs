@@ -326,21 +326,11 @@ pub trait Simd: Copy + Send + Sync + 'static {
     type Unit;
 
     /// The unit, for sums of `rows` rows, each over `cells` cells at once: at most [`Simd::GROUP`] of either. Setting it up takes as long as some
-    /// of its products, so once for many of them.
+    /// of its products, so once for many of them. [`Simd::tile`] asks for GROUP rows of a group of cells, [`Simd::reduce_tile`] for the other way round.
     ///
     /// # Panics
     /// If this thread has one already.
     fn unit(self, rows: usize, cells: usize) -> Self::Unit;
-    /// The unit for [`Simd::tile`].
-    #[inline(always)]
-    fn tile_unit(self, group: Group) -> Self::Unit {
-        self.unit(Self::GROUP, group.size)
-    }
-    /// The unit for [`Simd::reduce_tile`].
-    #[inline(always)]
-    fn reduce_unit(self, group: Group) -> Self::Unit {
-        self.unit(group.size, Self::GROUP)
-    }
 
     /// All lanes `x`.
     fn splat(self, x: f32) -> Self::V;

@@ -85,13 +85,9 @@ fn values<T: TensorMetadata>(x: &T) -> f64 {
 /// With the device's words if it hands nothing back, as Burn's own reads do in the middle of a pass.
 fn on_host<B: Backend>(tensor: Float<B>) -> Vec<f64> {
     note_read();
-    let read = try_read_sync(B::float_into_data(tensor)).map(|read| read.map(|data| data.try_into_vec_as::<f32>()));
-    match read {
-        Some(Ok(Ok(values))) => values.into_iter().map(f64::from).collect(),
-        Some(Err(error)) => panic!("batch statistics: {error}"),
-        Some(Ok(Err(error))) => panic!("batch statistics: {error}"),
-        None => panic!("batch statistics: the device does not wait"),
-    }
+    let read = try_read_sync(B::float_into_data(tensor)).unwrap_or_else(|| panic!("batch statistics: the device does not wait"));
+    let values = read.unwrap_or_else(|error| panic!("batch statistics: {error}")).try_into_vec_as::<f32>();
+    values.unwrap_or_else(|error| panic!("batch statistics: {error}")).into_iter().map(f64::from).collect()
 }
 
 fn on_device<B: Backend>(values: &[f64], device: &B::Device) -> Float<B> {

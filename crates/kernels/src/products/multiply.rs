@@ -116,10 +116,9 @@ struct Part<'a> {
 
 impl Part<'_> {
     fn run(mut self, terms: &[Term<'_>], begin: Option<&[f32]>) {
-        let mut accumulate = true;
-        match begin {
-            Some(row) => self.out.iter_mut().for_each(|out| out.copy_from_slice(&row[self.columns.clone()])),
-            None => accumulate = false,
+        let mut accumulate = begin.is_some();
+        if let Some(row) = begin {
+            self.out.iter_mut().for_each(|out| out.copy_from_slice(&row[self.columns.clone()]));
         }
         for term in terms.iter().filter(|term| term.depth > 0) {
             simd::run(term.level, Share { part: &mut self, term, accumulate });

@@ -192,7 +192,7 @@ fn tasks<'a, 'b>(shared: &'a Shared<'a>, images: impl Iterator<Item = Image<'a>>
                         let rows = view.source_rows(below, view.strip.min(view.rows - below));
                         Ahead::new(next.planes, rows.start * view.source.width..rows.end * view.source.width)
                     }
-                    _ => Ahead::nothing(),
+                    _ => Ahead::default(),
                 };
                 let panel = p * shared.panels_per_task;
                 tasks.push(Strip { shared, image, row, rows, panel, ahead, out: Vec::with_capacity(channels_per_task) });

@@ -147,7 +147,7 @@ impl<'a> Task for Part<'a, '_> {
             }
             let run = run.next_multiple_of(S::GROUP);
             let blocks = run.div_ceil(PIXEL_BLOCK);
-            let mut ahead = [Ahead::nothing(), Ahead::nothing(), Ahead::nothing()];
+            let mut ahead = <[Ahead<'_>; 3]>::default();
             // Unpacked, the input is read in long runs, which the processor foresees itself.
             if strip + 1 < self.strips.end && !view.direct {
                 let (cell, row) = ((strip + 1) / strips_per_image, (strip + 1) % strips_per_image * view.strip);

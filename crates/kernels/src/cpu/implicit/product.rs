@@ -236,14 +236,9 @@ struct Division<'a> {
 impl Division<'_> {
     /// The division with the least estimated time to the end of the last task.
     fn best(&self, threads: usize) -> Split {
-        let mut best = (f64::INFINITY, Split { strip: self.view.rows, panels_per_task: self.panels });
-        for split in self.splits(threads) {
-            let time = self.time(split, threads);
-            if time < best.0 {
-                best = (time, split);
-            }
-        }
-        best.1
+        let timed = self.splits(threads).into_iter().map(|split| (self.time(split, threads), split));
+        let best = timed.min_by(|a, b| a.0.total_cmp(&b.0));
+        best.map_or(Split { strip: self.view.rows, panels_per_task: self.panels }, |(_, split)| split)
     }
 
     /// The divisions into up to `8 threads` strips more than the cache asks for, and up to `4 threads` ranges of panels. Most numbers of

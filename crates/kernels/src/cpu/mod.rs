@@ -130,7 +130,7 @@ pub fn weight_grad(shape: &ConvShape, lowering: Lowering, precision: Precision, 
     let precision = weight_grad_precision(shape, precision);
     match x {
         [x] if is_winograd(lowering, precision, shape) => winograd::weight_grad(shape, x, dy, dw),
-        _ => implicit::weight_grad(shape, precision, x, dy, dw),
+        _ => implicit::weight_grad(simd::level().of(precision), shape, x, dy, dw),
     }
 }
 

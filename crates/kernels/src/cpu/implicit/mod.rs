@@ -16,6 +16,7 @@ use super::simd::{self, Level};
 use pack::Weights;
 use product::{Phase, Product};
 use view::{Source, Tap, forward_taps};
+pub use weight_grad::weight_grad;
 
 /// See [`super::forward`].
 pub fn forward(shape: &ConvShape, precision: Precision, x: &[&[f32]], w: &[f32], epilogue: Epilogue<'_>, out: &mut [f32]) {
@@ -97,11 +98,6 @@ pub fn weight_grad_precision(shape: &ConvShape, precision: Precision) -> Precisi
     let in_place = shape.kernel == [1, 1] && shape.stride == [1, 1] && shape.padding == [0, 0];
     let pays = shape.batch > 1 && !(in_place && shape.out_channels < 64);
     if pays { precision } else { Precision::F32 }
-}
-
-/// See [`super::weight_grad`].
-pub fn weight_grad(shape: &ConvShape, precision: Precision, x: &[&[f32]], dy: &[f32], dw: &mut [f32]) {
-    weight_grad::weight_grad(simd::level().of(precision), shape, x, dy, dw);
 }
 
 /// The kernel cells along `axis` that pixels of `residue` modulo the stride meet, each with the output it meets for the first pixel.

@@ -43,7 +43,7 @@ struct Part<'a, 'b> {
     sums: &'b mut [f32],
 }
 
-/// [`super::weight_grad`] at a level.
+/// [`cpu::weight_grad`](crate::cpu::weight_grad) at a level.
 pub fn weight_grad(level: Level, shape: &ConvShape, x: &[&[f32]], dy: &[f32], dw: &mut [f32]) {
     let Form { lanes, terms, group: most, .. } = level.form();
     let cells = shape.batch.div_ceil(terms);

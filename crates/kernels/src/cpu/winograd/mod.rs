@@ -38,6 +38,7 @@ use filter::Filters;
 use tiling::Tiling;
 
 pub use tiling::applies;
+pub use weights::weight_grad;
 
 /// See [`super::forward`].
 pub fn forward(shape: &ConvShape, x: &[f32], w: &[f32], epilogue: Epilogue<'_>, out: &mut [f32]) {
@@ -81,9 +82,4 @@ pub fn data_grad(shape: &ConvShape, dy: &[f32], w: &[f32], dx: &mut [f32]) {
         ..*shape
     };
     convolve(&Tiling::new(&turned), filters, dy, Epilogue::default(), dx);
-}
-
-/// See [`super::weight_grad`].
-pub fn weight_grad(shape: &ConvShape, x: &[f32], dy: &[f32], dw: &mut [f32]) {
-    weights::weight_grad(&Tiling::new(shape), x, dy, dw);
 }

@@ -16,6 +16,7 @@ use rayon::prelude::*;
 
 use super::super::machine::{FEW_TILES_OF_WEIGHTS, machine};
 use super::super::scratch;
+use super::super::shape::ConvShape;
 use super::super::simd::{self, Simd, Task};
 use super::filter::Gradient;
 use super::input::{self, Input, OutputGradient};
@@ -23,8 +24,8 @@ use super::product::{Product, over_tiles};
 use super::tiling::{Layout, POINTS, Tiling, pairs, split};
 
 /// Writes all of `dw`. There is some of `dy`.
-pub fn weight_grad(tiling: &Tiling, x: &[f32], dy: &[f32], dw: &mut [f32]) {
-    let level = simd::level();
+pub fn weight_grad(shape: &ConvShape, x: &[f32], dy: &[f32], dw: &mut [f32]) {
+    let (tiling, level) = (&Tiling::new(shape), simd::level());
     let lanes = level.form().lanes;
     let threads = rayon::current_num_threads();
     let Division { block_parts, vector_parts, row_parts } = Division::new(tiling, lanes, threads, machine().sum_bytes());
@@ -207,7 +208,6 @@ impl Task for Accumulate<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::ConvShape;
     use super::*;
 
     #[test]

@@ -24,8 +24,8 @@ use super::tiling::{Layout, POINTS, Tiling, pairs, split};
 pub fn convolve(level: Level, tiling: &Tiling, filters: &[f32], x: &[f32], epilogue: Epilogue<'_>, out: &mut [f32]) {
     let lanes = level.form().lanes;
     let threads = rayon::current_num_threads();
-    let blocks = tiling.in_channels.div_ceil(lanes);
-    let vectors = tiling.out_channels.div_ceil(lanes);
+    let blocks = tiling.shape.in_channels.div_ceil(lanes);
+    let vectors = tiling.shape.out_channels.div_ceil(lanes);
     let filter_layout = Layout::new(blocks * lanes, lanes);
 
     let Division { shared, groups, parts } = Division::new(tiling, lanes, threads, machine().group_bytes());
@@ -49,7 +49,7 @@ pub fn convolve(level: Level, tiling: &Tiling, filters: &[f32], x: &[f32], epilo
         let mut v = scratch::take(groups.len() * blocks * block);
         v.par_chunks_exact_mut(block).enumerate().with_max_len(1).for_each(|(i, out)| {
             let (group, block) = (i / blocks, i % blocks);
-            let pixels = &mut scratch::take(input::scratch_len(tiling.width, lanes));
+            let pixels = &mut scratch::take(input::scratch_len(tiling.shape.width, lanes));
             simd::run(level, Input { tiling, x, block, rows: groups[group], layout: layouts[group], pixels, out });
         });
         let v = &*v;
@@ -77,7 +77,7 @@ struct Division {
 
 impl Division {
     fn new(tiling: &Tiling, lanes: usize, threads: usize, group_bytes: usize) -> Self {
-        let (blocks, vectors) = (tiling.in_channels.div_ceil(lanes), tiling.out_channels.div_ceil(lanes));
+        let (blocks, vectors) = (tiling.shape.in_channels.div_ceil(lanes), tiling.shape.out_channels.div_ceil(lanes));
         let rows = tiling.rows();
         let shared = rows * tiling.across < FEW_TILES * threads;
         let tile_bytes = blocks * lanes * POINTS * size_of::<f32>();
@@ -105,11 +105,11 @@ fn distribute<'a>(
 ) -> Vec<Piece<'a>> {
     let mut pieces: Vec<Piece<'a>> = (0..groups.len()).flat_map(|g| (0..parts.len()).map(move |p| ((g, p), Vec::new()))).collect();
     let mut planes = out.chunks_exact_mut(tiling.out_height * tiling.out_width);
-    for image in 0..tiling.batch {
+    for image in 0..tiling.shape.batch {
         let (start, end) = (image * tiling.down, (image + 1) * tiling.down);
         let touching = groups.iter().enumerate().filter(|(_, g)| g.0 < end && start < g.1);
         for (p, part) in parts.iter().enumerate() {
-            for mut plane in planes.by_ref().take((part.1 * lanes).min(tiling.out_channels) - part.0 * lanes) {
+            for mut plane in planes.by_ref().take((part.1 * lanes).min(tiling.shape.out_channels) - part.0 * lanes) {
                 for (g, group) in touching.clone() {
                     let rows = group.1.min(end) - group.0.max(start);
                     let len = (rows * 4 * tiling.out_width).min(plane.len());
@@ -174,8 +174,8 @@ impl Multiply<'_> {
         let l = S::LANES;
         let t = self.tiling;
         let first = vector * l;
-        let count = l.min(t.out_channels - first);
-        let channels = (self.vectors.1 * l).min(t.out_channels) - self.vectors.0 * l;
+        let count = l.min(t.shape.out_channels - first);
+        let channels = (self.vectors.1 * l).min(t.shape.out_channels) - self.vectors.0 * l;
         let bias = match self.epilogue.bias {
             Some(bias) => s.load_part(&bias[first..], count),
             None => s.zero(),
@@ -207,7 +207,7 @@ impl Task for Whole<'_> {
         let (tiling, rows) = (m.tiling, m.rows);
         let layout = Layout::new((rows.1 - rows.0) * tiling.across, S::LANES);
         let mut v = scratch::take(m.blocks * layout.block());
-        let mut pixels = scratch::take(input::scratch_len(tiling.width, S::LANES));
+        let mut pixels = scratch::take(input::scratch_len(tiling.shape.width, S::LANES));
         for (block, out) in v.chunks_exact_mut(layout.block()).enumerate() {
             Input { tiling, x: self.x, block, rows, layout, pixels: &mut pixels, out }.run(s);
         }

@@ -32,7 +32,7 @@ pub fn convolve(level: Level, tiling: &Tiling, filters: &[f32], x: &[f32], epilo
     let groups: Vec<(usize, usize)> = split(0, tiling.rows(), groups).map(|(first, len)| (first, first + len)).collect();
     let parts: Vec<(usize, usize)> = split(0, vectors, parts).map(|(first, len)| (first, first + len)).collect();
 
-    let multiply = |(group, part): (usize, usize), planes| Multiply {
+    let task = |(group, part): (usize, usize), planes| Multiply {
         tiling,
         rows: groups[group],
         vectors: parts[part],
@@ -40,6 +40,7 @@ pub fn convolve(level: Level, tiling: &Tiling, filters: &[f32], x: &[f32], epilo
         filters,
         filter_layout,
         epilogue,
+        source: Source::Image(x),
         planes,
     };
     let planes = distribute(tiling, &groups, &parts, lanes, out);
@@ -54,13 +55,11 @@ pub fn convolve(level: Level, tiling: &Tiling, filters: &[f32], x: &[f32], epilo
         });
         let v = &*v;
         planes.into_par_iter().with_max_len(1).for_each(|(at, planes)| {
-            let v = &v[at.0 * blocks * block..][..blocks * block];
-            simd::run(level, Shared { multiply: multiply(at, planes), v, layout: layouts[at.0], block });
+            let source = Source::Shared(&v[at.0 * blocks * block..][..blocks * block], layouts[at.0], block);
+            simd::run(level, Multiply { source, ..task(at, planes) });
         });
     } else {
-        planes.into_par_iter().with_max_len(1).for_each(|(at, planes)| {
-            simd::run(level, Whole { multiply: multiply(at, planes), x });
-        });
+        planes.into_par_iter().with_max_len(1).for_each(|(at, planes)| simd::run(level, task(at, planes)));
     }
 }
 
@@ -123,6 +122,14 @@ fn distribute<'a>(
     pieces
 }
 
+/// Where the transformed input of a group comes from.
+enum Source<'a> {
+    /// From the images, by the task itself.
+    Image(&'a [f32]),
+    /// From what is shared: its blocks, and the stride between them.
+    Shared(&'a [f32], Layout, usize),
+}
+
 /// Products and inverse transforms of a group of tile rows for some of the output channels.
 struct Multiply<'a> {
     tiling: &'a Tiling,
@@ -134,13 +141,14 @@ struct Multiply<'a> {
     filters: &'a [f32],
     filter_layout: Layout,
     epilogue: Epilogue<'a>,
+    source: Source<'a>,
     /// The pieces to write, by image and channel.
     planes: Vec<&'a mut [f32]>,
 }
 
 impl Multiply<'_> {
     #[inline(always)]
-    fn run<S: Simd>(&mut self, s: S, v: &[f32], layout: Layout, block: usize) {
+    fn multiply<S: Simd>(&mut self, s: S, v: &[f32], layout: Layout, block: usize) {
         let l = S::LANES;
         let t = self.tiling;
         let tiles = (self.rows.1 - self.rows.0) * t.across;
@@ -192,44 +200,24 @@ impl Multiply<'_> {
     }
 }
 
-/// A group with its own transformed input.
-struct Whole<'a> {
-    multiply: Multiply<'a>,
-    x: &'a [f32],
-}
-
-impl Task for Whole<'_> {
+impl Task for Multiply<'_> {
     type Out = ();
 
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
-        let m = &mut self.multiply;
-        let (tiling, rows) = (m.tiling, m.rows);
-        let layout = Layout::new((rows.1 - rows.0) * tiling.across, S::LANES);
-        let mut v = scratch::take(m.blocks * layout.block());
-        let mut pixels = scratch::take(input::scratch_len(tiling.shape.width, S::LANES));
-        for (block, out) in v.chunks_exact_mut(layout.block()).enumerate() {
-            Input { tiling, x: self.x, block, rows, layout, pixels: &mut pixels, out }.run(s);
+        let (tiling, rows) = (self.tiling, self.rows);
+        match self.source {
+            Source::Shared(v, layout, block) => self.multiply(s, v, layout, block),
+            Source::Image(x) => {
+                let layout = Layout::new((rows.1 - rows.0) * tiling.across, S::LANES);
+                let mut v = scratch::take(self.blocks * layout.block());
+                let mut pixels = scratch::take(input::scratch_len(tiling.shape.width, S::LANES));
+                for (block, out) in v.chunks_exact_mut(layout.block()).enumerate() {
+                    Input { tiling, x, block, rows, layout, pixels: &mut pixels, out }.run(s);
+                }
+                self.multiply(s, &v, layout, layout.block());
+            }
         }
-        m.run(s, &v, layout, layout.block());
-    }
-}
-
-/// Part of a group whose transformed input is shared.
-struct Shared<'a> {
-    multiply: Multiply<'a>,
-    v: &'a [f32],
-    layout: Layout,
-    /// Stride between the blocks of `v`.
-    block: usize,
-}
-
-impl Task for Shared<'_> {
-    type Out = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(mut self, s: S) {
-        self.multiply.run(s, self.v, self.layout, self.block);
     }
 }
 

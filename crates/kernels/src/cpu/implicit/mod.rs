@@ -18,29 +18,20 @@ use product::{Phase, Product};
 use view::{Source, Tap, forward_taps};
 pub use weight_grad::weight_grad;
 
-/// See [`super::forward`].
-pub fn forward(shape: &ConvShape, precision: Precision, x: &[&[f32]], w: &[f32], epilogue: Epilogue<'_>, out: &mut [f32]) {
-    multiply(simd::level().of(precision), &forward_product(shape, w, epilogue), x, &mut [out]);
+/// Weights packed for the forward pass, of any batch and size of image.
+pub fn prepare(level: Level, shape: &ConvShape, w: &[f32], room: fn(usize) -> Buffer) -> Buffer {
+    packed(level, &forward_product(shape, w, Epilogue::default()), room)
 }
 
-/// Weights packed for the forward pass, of any batch and size of image.
-pub fn prepare(level: Level, shape: &ConvShape, w: &[f32]) -> Buffer {
-    let product = forward_product(shape, w, Epilogue::default());
-    let mut packed = scratch::keep(product::packed_len(level, &product));
-    product::pack(level, &product, &mut packed);
+fn packed(level: Level, product: &Product<'_>, room: fn(usize) -> Buffer) -> Buffer {
+    let mut packed = room(product::packed_len(level, product));
+    product::pack(level, product, &mut packed);
     packed
 }
 
-/// [`forward`] with weights that [`prepare`] packed for this level.
-pub fn forward_packed(level: Level, shape: &ConvShape, packed: &[f32], x: &[f32], epilogue: Epilogue<'_>, out: &mut [f32]) {
-    product::multiply(level, &forward_product(shape, &[], epilogue), packed, &[x], &mut [out]);
-}
-
-/// The product, its weights packed for this once.
-fn multiply(level: Level, product: &Product<'_>, source: &[&[f32]], out: &mut [&mut [f32]]) {
-    let mut packed = scratch::take(product::packed_len(level, product));
-    product::pack(level, product, &mut packed);
-    product::multiply(level, product, &packed, source, out);
+/// The forward pass with weights that [`prepare`] packed for this level.
+pub fn forward(level: Level, shape: &ConvShape, packed: &[f32], x: &[&[f32]], epilogue: Epilogue<'_>, out: &mut [f32]) {
+    product::multiply(level, &forward_product(shape, &[], epilogue), packed, x, &mut [out]);
 }
 
 /// The product of the forward pass; of weights that are packed already `w` may be empty.
@@ -87,7 +78,8 @@ pub fn data_grad(shape: &ConvShape, precision: Precision, dy: &[f32], w: &[f32],
         width: shape.width,
         epilogue: Epilogue::default(),
     };
-    multiply(simd::level().of(precision), &product, &[dy], dx);
+    let level = simd::level().of(precision);
+    product::multiply(level, &product, &packed(level, &product, scratch::take), &[dy], dx);
 }
 
 /// In what the gradient of the weights is computed where `precision` is asked for: in f32 where nothing else can be faster.

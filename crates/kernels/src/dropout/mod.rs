@@ -35,10 +35,7 @@ pub fn add_noise<const D: usize>(x: Tensor<D>, key: u64, scale: f64) -> Tensor<D
     Tensor::from_dispatch(Dispatch::add_noise(x.into_dispatch(), key, scale))
 }
 
-/// [`DropoutOps::dropout`], differentiable.
-///
-/// # Panics
-/// If p is not in [0, 1).
+/// [`DropoutOps::dropout`], differentiable; p from 0 to below 1.
 pub fn dropout<const D: usize>(x: Tensor<D>, key: u64, p: f64) -> Tensor<D> {
     assert!((0.0..1.0).contains(&p), "a dropout of {p}");
     Tensor::from_dispatch(Dispatch::dropout(x.into_dispatch(), key, p))

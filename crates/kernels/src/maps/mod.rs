@@ -68,10 +68,7 @@ pub struct Map {
 
 /// `y = x (W + s B A)ᵀ + b` of each map, x `[.., in]` to `[.., out]`, differentiable; `onto` `[.., out]` is added to the first.
 ///
-/// The gradients are made at once, when those of the results have come; one that nobody reads counts as zeros.
-///
-/// # Panics
-/// If the shapes do not fit each other, or there are more maps than [`MOST_MAPS`].
+/// The gradients are made at once, when those of the results have come; one that nobody reads counts as zeros. There are [`MOST_MAPS`] maps at most.
 pub fn maps<const N: usize, const D: usize>(x: Tensor<D>, maps: [Map; N], onto: Option<Tensor<D>>, precision: Precision) -> [Tensor<D>; N] {
     assert!(N > 0 && N <= MOST_MAPS, "{N} maps of an input");
     let input = x.dims()[D - 1];

@@ -118,9 +118,6 @@ pub struct LowRank {
 /// one of the [`maps`](crate::maps()) of x.
 ///
 /// x `[N, in]`, weight `[out, in]` in f32, 16 bits or blocks, bias `[out]` to `[N, out]`.
-///
-/// # Panics
-/// If the shapes do not fit each other.
 pub fn linear(x: Tensor<2>, weight: impl Into<Weight>, bias: Option<Tensor<1>>, precision: Precision) -> Tensor<2> {
     let weight = weight.into();
     let ([_, width], [out, input]) = (x.dims(), weight.dims());

@@ -49,8 +49,6 @@ fn forward_product<'a>(shape: &ConvShape, w: &'a [f32], epilogue: Epilogue<'a>) 
     }
 }
 
-/// See [`super::data_grad`].
-///
 /// Input row y is read by output row oh at tap kh if y + padding = oh * stride + kh. Hence the pixels of one residue y mod stride
 /// share their taps, those with kh = y + padding modulo the stride, and for the i-th of them oh = i + (residue + padding - kh) / stride.
 pub fn data_grad(shape: &ConvShape, precision: Precision, dy: &[f32], w: &[f32], dx: &mut [&mut [f32]]) {

@@ -27,15 +27,11 @@ const WIDTH: usize = 3 * SIDE;
 /// # Safety
 /// Registers are numbered below 8, and the rows of their shape, `stride` bytes apart, may be read or written at each pointer.
 pub trait Unit {
-    /// Sets up.
     unsafe fn new(shapes: &Shapes) -> Self;
-    /// Fills a register with zeros.
     unsafe fn zero<const T: usize>(&mut self);
-    /// Reads a register.
     unsafe fn load<const T: usize>(&mut self, from: *const f32, stride: usize);
     /// `c += a b`.
     unsafe fn multiply<const C: usize, const A: usize, const B: usize>(&mut self);
-    /// Writes a register.
     unsafe fn store<const T: usize>(&mut self, to: *mut f32, stride: usize);
 }
 
@@ -428,7 +424,6 @@ mod hardware {
         false
     }
 
-    /// Runs `task` with these features.
     pub fn run<T: Task>(task: T) -> T::Out {
         #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx512bf16,avx2,fma")]
         fn inner<T: Task>(task: T, simd: Amx<Hardware, Avx512Bf16>) -> T::Out {

@@ -385,13 +385,9 @@ pub trait Simd: Copy + Send + Sync + 'static {
         sum
     }
 
-    /// `a + b`.
     fn add(self, a: Self::V, b: Self::V) -> Self::V;
-    /// `a - b`.
     fn sub(self, a: Self::V, b: Self::V) -> Self::V;
-    /// `a * b`.
     fn mul(self, a: Self::V, b: Self::V) -> Self::V;
-    /// `a / b`.
     fn div(self, a: Self::V, b: Self::V) -> Self::V;
     /// `a * b + c`, rounded once where the processor can.
     fn mul_add(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
@@ -494,7 +490,6 @@ pub trait Simd: Copy + Send + Sync + 'static {
         (p, self.exp2_integer(n))
     }
 
-    /// `exp(x)`.
     #[inline(always)]
     fn exp(self, x: Self::V) -> Self::V {
         let (p, q) = self.exp_parts(x);
@@ -517,7 +512,6 @@ pub trait Simd: Copy + Send + Sync + 'static {
 
 /// A kernel with its arguments.
 pub trait Task {
-    /// What it returns.
     type Out;
     /// Does the work; must be `#[inline(always)]`.
     fn run<S: Simd>(self, simd: S) -> Self::Out;

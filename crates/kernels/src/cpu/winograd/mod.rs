@@ -60,7 +60,6 @@ fn filters<'a>(shape: &ConvShape, w: &'a [f32]) -> Filters<'a> {
     Filters { w, out_channels: shape.out_channels, in_channels: shape.in_channels, transposed: false }
 }
 
-/// See [`super::data_grad`].
 pub fn data_grad(shape: &ConvShape, dy: &[f32], w: &[f32], dx: &mut [f32]) {
     let filters = Filters { transposed: true, ..filters(shape, w) };
     // An input pixel under the first output pixel's last tap has two more outputs before it than the padding takes away.

@@ -2,6 +2,7 @@
 //!
 //! Inputs of which this was the last use become the memory of later outputs (see [`buffers`](crate::buffers)).
 
+use burn::backend::ops::ModuleOps;
 use burn::backend::{Flex, TensorMetadata};
 use burn_flex::FlexTensor;
 
@@ -52,7 +53,7 @@ fn readable(parts: Vec<FlexTensor>, apart: bool) -> Vec<FlexTensor> {
 fn forward(x: Vec<FlexTensor>, weight: FlexTensor, bias: Bias<Flex>, config: ConvConfig, silu: bool) -> FlexTensor {
     let bias = bias.into_option();
     let Some((shape, precision)) = method(x.iter().chain([&weight]), together(&x), weight.shape().dims(), &config) else {
-        let y = portable::conv_forward::<Flex>(join::<Flex>(x), weight, bias, config);
+        let y = Flex::conv2d(join::<Flex>(x), weight, bias, config.to_burn());
         return if silu { portable::silu::<Flex>(y) } else { y };
     };
     let x = readable(x, cpu::takes_parts(config.lowering, precision, &shape));

@@ -23,7 +23,7 @@ pub trait Keeps {
 pub trait KernelOps: Backend {
     /// `y[n, co] = bias[co] + Σ_ci x[n, ci] ⋆ weight[co, ci]`.
     fn conv_forward(x: Float<Self>, weight: Float<Self>, #[extension_type] bias: Bias<Self>, config: ConvConfig) -> Float<Self> {
-        portable::conv_forward::<Self>(x, weight, bias.into_option(), config)
+        Self::conv2d(x, weight, bias.into_option(), config.to_burn())
     }
 
     /// The same without bias, to be normalised: with y's [moments](Moments) where they cost less than to read y once more.

@@ -6,10 +6,6 @@ use burn::tensor::Shape;
 
 use crate::operands::{ConvConfig, NormChannels, NormGrads, NormOutput, NormStep};
 
-pub(crate) fn conv_forward<B: Backend>(x: Float<B>, weight: Float<B>, bias: Option<Float<B>>, config: ConvConfig) -> Float<B> {
-    B::conv2d(x, weight, bias, config.to_burn())
-}
-
 pub(crate) fn conv_data_grad<B: Backend>(dy: Float<B>, weight: Float<B>, input: [usize; 2], config: ConvConfig) -> Float<B> {
     let ([n, ..], [_, ci, ..]) = (dy.shape().dims::<4>(), weight.shape().dims::<4>());
     let x = shape_only::<B>(&dy, [n, ci * config.groups, input[0], input[1]]);

@@ -43,7 +43,7 @@ use crate::ops::{Keeps, KernelOps};
 use crate::planes::HALF_GRADIENTS;
 use crate::policy::Lowering;
 use crate::portable;
-use burn::backend::ops::FloatTensorOps;
+use burn::backend::ops::{FloatTensorOps, ModuleOps};
 use burn::backend::{DType, Scalar};
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
@@ -87,7 +87,7 @@ impl KernelOps for CubeBackend {
         }
         // Burn's take all of one type; parameters are f32 whatever images are.
         let (weight, bias) = (of_type(weight, x.dtype), bias.into_option().map(|bias| of_type(bias, x.dtype)));
-        portable::conv_forward::<Self>(x, weight, bias, config)
+        Self::conv2d(x, weight, bias, config.to_burn())
     }
 
     fn conv_forward_moments(x: CubeTensor, weight: CubeTensor, config: ConvConfig) -> Convolved<Self> {

@@ -16,7 +16,7 @@ mod tests;
 
 use burn::backend::tensor::FloatTensor as Float;
 use burn::backend::{Backend, Dispatch, backend_extension};
-use burn::tensor::{DType, FloatDType, Tensor};
+use burn::tensor::{DType, FloatDType, Slice, Tensor};
 
 pub use parts::Parts;
 
@@ -27,7 +27,7 @@ use crate::shapes;
 pub trait PlaneOps: Backend {
     /// The parts side by side along the channels.
     fn concat_channels(#[extension_type] parts: Parts<Self>) -> Float<Self> {
-        portable::concat_channels::<Self>(parts)
+        Self::float_cat(parts.0, 1)
     }
 
     /// `a + b`, of one shape.
@@ -37,7 +37,7 @@ pub trait PlaneOps: Backend {
 
     /// Channels `start .. start + len`.
     fn slice_channels(x: Float<Self>, start: usize, len: usize) -> Float<Self> {
-        portable::slice_channels::<Self>(x, start, len)
+        Self::float_slice(x, &[Slice::full(), Slice::from(start..start + len)])
     }
 
     /// x as the channels from `before` on of `total`, zeros around it: the gradient of [`slice_channels`](Self::slice_channels).

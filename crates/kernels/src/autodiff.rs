@@ -14,7 +14,7 @@ use crate::joined::JoinedOps;
 use crate::listen::told;
 use crate::norm_parts;
 use crate::operands::{Bias, ConvConfig, Convolved, Moments, NormChannels, NormOutput, NormStep};
-use crate::ops::{Keeps, KernelOps};
+use crate::ops::KernelOps;
 use crate::planes::{HALF_GRADIENTS, Parts, PlaneOps};
 use crate::steps::{Autodiff, CheckpointStrategy, Float, NodeGuard, NodeId, Parents, recomputed, recorded};
 
@@ -95,7 +95,7 @@ fn joined<B: JoinedOps, C: CheckpointStrategy, const N: usize>(
     Convolved { y, moments: moments.on(Autodiff::<B, C>::from_inner) }
 }
 
-impl<B: JoinedOps + Keeps, C: CheckpointStrategy> JoinedOps for Autodiff<B, C> {
+impl<B: JoinedOps, C: CheckpointStrategy> JoinedOps for Autodiff<B, C> {
     fn conv_joined(mut x: Parts<Self>, weight: Float<Self>, config: ConvConfig) -> Convolved<Self> {
         // The number of parents is part of a step's type.
         match x.0.len() {
@@ -113,7 +113,7 @@ impl<B: JoinedOps + Keeps, C: CheckpointStrategy> JoinedOps for Autodiff<B, C> {
     }
 }
 
-impl<B: JoinedOps + Keeps, C: CheckpointStrategy> KernelOps for Autodiff<B, C> {
+impl<B: JoinedOps, C: CheckpointStrategy> KernelOps for Autodiff<B, C> {
     fn conv_forward(x: Float<Self>, weight: Float<Self>, bias: Bias<Self>, config: ConvConfig) -> Float<Self> {
         let (conv, kept) = Conv::of::<B, C>(std::slice::from_ref(&x), &weight, config);
         let y = |bias| B::conv_forward(x.clone().into_primitive(), weight.clone().into_primitive(), bias, config);

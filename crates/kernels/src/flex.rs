@@ -11,7 +11,7 @@ use crate::cpu::{self, ConvShape, Epilogue, Precision};
 use crate::cpu_norm::{self, Extent};
 use crate::joined::{JoinedOps, cut};
 use crate::operands::{Bias, ConvConfig, Convolved, Moments, NormChannels, NormGrads, NormOutput, NormStep};
-use crate::ops::{Keeps, KernelOps};
+use crate::ops::KernelOps;
 use crate::planes::{Parts, join};
 use crate::portable;
 
@@ -94,10 +94,6 @@ fn weight_grad(x: Vec<FlexTensor>, dy: FlexTensor, kernel @ [kh, kw]: [usize; 2]
     let mut dw = take(weight.iter().product());
     cpu::weight_grad(&shape, config.lowering, precision, &x.iter().map(values).collect::<Vec<_>>(), values(&dy), &mut dw);
     tensor(dw, weight)
-}
-
-impl Keeps for Flex {
-    const KEPT: usize = 0;
 }
 
 impl KernelOps for Flex {

@@ -10,17 +10,14 @@ use burn::backend::{Backend, backend_extension};
 use crate::operands::{Bias, ConvConfig, Convolved, Moments, NormChannels, NormGrads, NormOutput, NormStep};
 use crate::portable;
 
-/// What a backend keeps for the backward pass.
-pub trait Keeps {
-    /// Bytes of a normalised image up to which it is kept: making a smaller one again costs more than keeping it.
-    const KEPT: usize;
-}
-
 /// Convolution and normalisation, fused where it pays.
 ///
 /// x `[N, Ci, H, W]`, weight `[Co, Ci / groups, Kh, Kw]`, bias `[Co]`, output and dy `[N, Co, Oh, Ow]`.
 #[backend_extension(Flex, Cube, Autodiff)]
 pub trait KernelOps: Backend {
+    /// Bytes of a normalised image up to which it is kept for the backward pass: making a smaller one again costs more than keeping it.
+    const KEPT: usize = 0;
+
     /// `y[n, co] = bias[co] + Σ_ci x[n, ci] ⋆ weight[co, ci]`.
     fn conv_forward(x: Float<Self>, weight: Float<Self>, #[extension_type] bias: Bias<Self>, config: ConvConfig) -> Float<Self> {
         Self::conv2d(x, weight, bias.into_option(), config.to_burn())

@@ -39,7 +39,7 @@ mod units;
 mod workspace;
 
 use crate::operands::{Bias, ConvConfig, Convolved, Moments, NormChannels, NormGrads, NormOutput, NormStep};
-use crate::ops::{Keeps, KernelOps};
+use crate::ops::KernelOps;
 use crate::planes::HALF_GRADIENTS;
 use crate::policy::Lowering;
 use crate::portable;
@@ -75,12 +75,10 @@ fn of_type(tensor: CubeTensor, dtype: DType) -> CubeTensor {
     if tensor.dtype == dtype { tensor } else { CubeBackend::float_cast(tensor, dtype.into()) }
 }
 
-impl Keeps for CubeBackend {
+impl KernelOps for CubeBackend {
     /// What a mid-range card reads and writes in the 5 us that a launch costs.
     const KEPT: usize = 768 << 10;
-}
 
-impl KernelOps for CubeBackend {
     fn conv_forward(x: CubeTensor, weight: CubeTensor, bias: Bias<Self>, config: ConvConfig) -> CubeTensor {
         if ours(&x, Some(&weight), &config) {
             return conv::forward(x, weight, bias.into_option(), false, &config.to_burn());

@@ -1,7 +1,7 @@
 //! The operations every backend has, as a Burn backend extension.
 //!
-//! Each has a default body made of Burn's own operations, in `portable.rs`: correct on every backend, used where there is no
-//! kernel, and what the kernels are tested against. Tensors are taken by value: a kernel that is handed the last reference may write into it or
+//! What each is in Burn's own operations is in `portable.rs`: correct on every backend, used where there is no kernel, and what the kernels are
+//! tested against. Tensors are taken by value: a kernel that is handed the last reference may write into it or
 //! recycle its memory. Layout is NCHW throughout; a kernel makes a strided input contiguous itself.
 
 use burn::backend::tensor::FloatTensor as Float;
@@ -19,9 +19,7 @@ pub trait KernelOps: Backend {
     const KEPT: usize = 0;
 
     /// `y[n, co] = bias[co] + Σ_ci x[n, ci] ⋆ weight[co, ci]`.
-    fn conv_forward(x: Float<Self>, weight: Float<Self>, #[extension_type] bias: Bias<Self>, config: ConvConfig) -> Float<Self> {
-        Self::conv2d(x, weight, bias.into_option(), config.to_burn())
-    }
+    fn conv_forward(x: Float<Self>, weight: Float<Self>, #[extension_type] bias: Bias<Self>, config: ConvConfig) -> Float<Self>;
 
     /// The same without bias, to be normalised: with y's [moments](Moments) where they cost less than to read y once more.
     fn conv_forward_moments(x: Float<Self>, weight: Float<Self>, config: ConvConfig) -> Convolved<Self> {
@@ -51,12 +49,10 @@ pub trait KernelOps: Backend {
     /// `(1 - momentum) running + momentum new`, the new variance unbiased, as PyTorch has them; they carry no gradient. `moments` are x's.
     fn norm_act(
         x: Float<Self>,
-        #[extension_type] _moments: Moments<Self>,
+        #[extension_type] moments: Moments<Self>,
         #[extension_type] channels: NormChannels<Self>,
         step: NormStep,
-    ) -> NormOutput<Self> {
-        portable::norm_act::<Self>(x, channels, step)
-    }
+    ) -> NormOutput<Self>;
 
     /// The output of [`norm_act`](Self::norm_act) once more, from the statistics it returned.
     fn norm_act_again(x: Float<Self>, #[extension_type] channels: NormChannels<Self>, step: NormStep) -> Float<Self> {

@@ -25,7 +25,7 @@ mod weight;
 
 use burn::backend::tensor::FloatTensor as Float;
 use burn::backend::{Dispatch, backend_extension};
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{Device, Tensor};
 
 pub use branch::{Branch, StoredBranch};
 pub(crate) use cube::{factors, in_words, rounded};
@@ -50,9 +50,7 @@ pub trait ProductOps: MatrixOps {
         #[extension_type] bias: Bias<Self>,
         #[extension_type] branch: Branch<Self>,
         precision: Precision,
-    ) -> Float<Self> {
-        portable::linear::<Self>(x, factor(weight), bias.into_option(), branch.into_option(), precision)
-    }
+    ) -> Float<Self>;
 
     /// Its gradient for x: `dy W + s (dy B) A`.
     fn linear_data_grad(
@@ -75,9 +73,7 @@ pub trait ProductOps: MatrixOps {
     }
 
     /// A weight's values in f32, `[out, in]`.
-    fn dense_weight(#[extension_type] weight: StoredWeight<Self>) -> Float<Self> {
-        portable::dense::<Self>(weight, DType::F32)
-    }
+    fn dense_weight(#[extension_type] weight: StoredWeight<Self>) -> Float<Self>;
 }
 
 /// A weight as a factor: as it is, or the values of its blocks in f32.

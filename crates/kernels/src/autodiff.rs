@@ -13,7 +13,7 @@ use burn::tensor::{DType, FloatDType, Shape};
 use crate::joined::JoinedOps;
 use crate::listen::told;
 use crate::norm_parts;
-use crate::operands::{Bias, ConvConfig, Convolved, Moments, NormChannels, NormOutput, NormStep};
+use crate::operands::{ConvConfig, Convolved, Maybe, NormChannels, NormOutput, NormStep};
 use crate::ops::KernelOps;
 use crate::planes::{HALF_GRADIENTS, Parts, PlaneOps};
 use crate::steps::{Autodiff, CheckpointStrategy, Float, NodeGuard, NodeId, Parents, recomputed, recorded};
@@ -92,7 +92,7 @@ fn joined<B: JoinedOps, C: CheckpointStrategy, const N: usize>(
     let parts = Parts(x.iter().map(|x| x.clone().into_primitive()).collect());
     let Convolved { y, moments } = B::conv_joined(parts, weight.clone().into_primitive(), config);
     let y = recorded::<B, C, N>(nodes, &kept, y, move |dy, parents| conv.backward::<B, N>(dy, parents));
-    Convolved { y, moments: moments.on(Autodiff::<B, C>::from_inner) }
+    Convolved { y, moments: moments.into_option().map(Autodiff::<B, C>::from_inner).into() }
 }
 
 impl<B: JoinedOps, C: CheckpointStrategy> JoinedOps for Autodiff<B, C> {
@@ -114,19 +114,19 @@ impl<B: JoinedOps, C: CheckpointStrategy> JoinedOps for Autodiff<B, C> {
 }
 
 impl<B: JoinedOps, C: CheckpointStrategy> KernelOps for Autodiff<B, C> {
-    fn conv_forward(x: Float<Self>, weight: Float<Self>, bias: Bias<Self>, config: ConvConfig) -> Float<Self> {
+    fn conv_forward(x: Float<Self>, weight: Float<Self>, bias: Maybe<Self>, config: ConvConfig) -> Float<Self> {
         let (conv, kept) = Conv::of::<B, C>(std::slice::from_ref(&x), &weight, config);
         let y = |bias| B::conv_forward(x.clone().into_primitive(), weight.clone().into_primitive(), bias, config);
         // Two arms because the number of parents is part of the type.
         match bias {
-            Bias::Channels(bias) => {
+            Maybe::Some(bias) => {
                 let nodes = [weight.node(), x.node(), bias.node()];
-                let y = y(Bias::Channels(bias.into_primitive()));
+                let y = y(Maybe::Some(bias.into_primitive()));
                 recorded::<B, C, 3>(nodes, &kept, y, move |dy, parents| conv.backward::<B, 3>(dy, parents))
             }
-            Bias::Zero => {
+            Maybe::None => {
                 let nodes = [weight.node(), x.node()];
-                recorded::<B, C, 2>(nodes, &kept, y(Bias::Zero), move |dy, parents| conv.backward::<B, 2>(dy, parents))
+                recorded::<B, C, 2>(nodes, &kept, y(Maybe::None), move |dy, parents| conv.backward::<B, 2>(dy, parents))
             }
         }
     }
@@ -135,14 +135,14 @@ impl<B: JoinedOps, C: CheckpointStrategy> KernelOps for Autodiff<B, C> {
         Self::conv_joined(Parts(vec![x]), weight, config)
     }
 
-    fn norm_act(x: Float<Self>, moments: Moments<Self>, channels: NormChannels<Self>, step: NormStep) -> NormOutput<Self> {
+    fn norm_act(x: Float<Self>, moments: Maybe<Self>, channels: NormChannels<Self>, step: NormStep) -> NormOutput<Self> {
         let NormChannels { mean, variance, gamma, beta } = channels;
         let kept = [&x, &gamma, &beta];
         let [x_in, gamma_in, beta_in] = kept.map(|tensor| tensor.clone().into_primitive());
         let [mean, variance] = [mean, variance].map(|running| running.into_primitive());
         let NormOutput { output, mean, variance, running_mean, running_variance } = norm_parts::norm_act::<B>(
             x_in,
-            moments.on(|parts| parts.into_primitive()),
+            moments.into_option().map(|parts| parts.into_primitive()).into(),
             NormChannels { mean, variance, gamma: gamma_in, beta: beta_in },
             step,
         );

@@ -10,7 +10,7 @@ use crate::buffers::{all_f32, contiguous, owned, take, tensor, values};
 use crate::cpu::{self, ConvShape, Epilogue, Precision};
 use crate::cpu_norm::{self, Extent};
 use crate::joined::{JoinedOps, cut};
-use crate::operands::{Bias, ConvConfig, Convolved, Moments, NormChannels, NormGrads, NormOutput, NormStep};
+use crate::operands::{ConvConfig, Convolved, Maybe, NormChannels, NormGrads, NormOutput, NormStep};
 use crate::ops::KernelOps;
 use crate::planes::{Parts, join};
 use crate::portable;
@@ -50,7 +50,7 @@ fn readable(parts: Vec<FlexTensor>, apart: bool) -> Vec<FlexTensor> {
 }
 
 /// Convolution of parts side by side, bias and, if asked for, SiLU.
-fn forward(x: Vec<FlexTensor>, weight: FlexTensor, bias: Bias<Flex>, config: ConvConfig, silu: bool) -> FlexTensor {
+fn forward(x: Vec<FlexTensor>, weight: FlexTensor, bias: Maybe<Flex>, config: ConvConfig, silu: bool) -> FlexTensor {
     let bias = bias.into_option();
     let Some((shape, precision)) = method(x.iter().chain([&weight]), together(&x), weight.shape().dims(), &config) else {
         let y = Flex::conv2d(join::<Flex>(x), weight, bias, config.to_burn());
@@ -97,11 +97,11 @@ fn weight_grad(x: Vec<FlexTensor>, dy: FlexTensor, kernel @ [kh, kw]: [usize; 2]
 }
 
 impl KernelOps for Flex {
-    fn conv_forward(x: FlexTensor, weight: FlexTensor, bias: Bias<Self>, config: ConvConfig) -> FlexTensor {
+    fn conv_forward(x: FlexTensor, weight: FlexTensor, bias: Maybe<Self>, config: ConvConfig) -> FlexTensor {
         forward(vec![x], weight, bias, config, false)
     }
 
-    fn conv_silu(x: FlexTensor, weight: FlexTensor, bias: Bias<Self>, config: ConvConfig) -> FlexTensor {
+    fn conv_silu(x: FlexTensor, weight: FlexTensor, bias: Maybe<Self>, config: ConvConfig) -> FlexTensor {
         forward(vec![x], weight, bias, config, true)
     }
 
@@ -114,7 +114,7 @@ impl KernelOps for Flex {
         weight_grad(vec![x], dy, kernel, config)
     }
 
-    fn norm_act(x: FlexTensor, _: Moments<Self>, channels: NormChannels<Self>, step: NormStep) -> NormOutput<Self> {
+    fn norm_act(x: FlexTensor, _: Maybe<Self>, channels: NormChannels<Self>, step: NormStep) -> NormOutput<Self> {
         let true = all_f32([&x, &channels.gamma, &channels.beta]) else { return portable::norm_act::<Self>(x, channels, step) };
         let running = [channels.mean, channels.variance];
         let [x, gamma, beta] = [x, channels.gamma, channels.beta].map(contiguous);
@@ -148,7 +148,7 @@ impl KernelOps for Flex {
 
 impl JoinedOps for Flex {
     fn conv_joined(x: Parts<Self>, weight: FlexTensor, config: ConvConfig) -> Convolved<Self> {
-        Convolved { y: forward(x.0, weight, Bias::Zero, config, false), moments: Moments::Unknown }
+        Convolved { y: forward(x.0, weight, Maybe::None, config, false), moments: Maybe::None }
     }
 
     fn conv_joined_data_grad(

@@ -8,7 +8,7 @@ use burn::backend::tensor::FloatTensor as Float;
 use burn::backend::{Backend, Scalar, TensorMetadata};
 use burn::tensor::{DType, TensorData, try_read_sync};
 
-use crate::operands::{Moments, NormChannels, NormGrads, NormOutput, NormStep};
+use crate::operands::{Maybe, NormChannels, NormGrads, NormOutput, NormStep};
 use crate::ops::KernelOps;
 use crate::parts::{has_others, of_all_parts};
 use crate::planes::{HALF_GRADIENTS, PlaneOps};
@@ -18,7 +18,7 @@ use crate::reads::note_read;
 /// [`KernelOps::norm_act`] by the statistics of all parts.
 ///
 /// Of parts of M_i values, means m_i and variances v_i: `m = Σ M_i m_i / M`, `v = Σ M_i (v_i + (m_i - m)²) / M` (Chan, Golub and LeVeque 1983).
-pub(crate) fn norm_act<B: KernelOps>(x: Float<B>, moments: Moments<B>, channels: NormChannels<B>, step: NormStep) -> NormOutput<B> {
+pub(crate) fn norm_act<B: KernelOps>(x: Float<B>, moments: Maybe<B>, channels: NormChannels<B>, step: NormStep) -> NormOutput<B> {
     if !has_others() {
         return B::norm_act(x, moments, channels, step);
     }

@@ -7,7 +7,7 @@
 use burn::backend::tensor::FloatTensor as Float;
 use burn::backend::{Backend, backend_extension};
 
-use crate::operands::{Bias, ConvConfig, Convolved, Moments, NormChannels, NormGrads, NormOutput, NormStep};
+use crate::operands::{ConvConfig, Convolved, Maybe, NormChannels, NormGrads, NormOutput, NormStep};
 use crate::portable;
 
 /// Convolution and normalisation, fused where it pays.
@@ -19,15 +19,15 @@ pub trait KernelOps: Backend {
     const KEPT: usize = 0;
 
     /// `y[n, co] = bias[co] + Σ_ci x[n, ci] ⋆ weight[co, ci]`.
-    fn conv_forward(x: Float<Self>, weight: Float<Self>, #[extension_type] bias: Bias<Self>, config: ConvConfig) -> Float<Self>;
+    fn conv_forward(x: Float<Self>, weight: Float<Self>, #[extension_type] bias: Maybe<Self>, config: ConvConfig) -> Float<Self>;
 
-    /// The same without bias, to be normalised: with y's [moments](Moments) where they cost less than to read y once more.
+    /// The same without bias, to be normalised: with y's [moments](Convolved::moments) where they cost less than to read y once more.
     fn conv_forward_moments(x: Float<Self>, weight: Float<Self>, config: ConvConfig) -> Convolved<Self> {
-        Convolved { y: Self::conv_forward(x, weight, Bias::Zero, config), moments: Moments::Unknown }
+        Convolved { y: Self::conv_forward(x, weight, Maybe::None, config), moments: Maybe::None }
     }
 
     /// `y sigmoid(y)` of the convolution's y: inference, nothing is kept for a backward pass.
-    fn conv_silu(x: Float<Self>, weight: Float<Self>, #[extension_type] bias: Bias<Self>, config: ConvConfig) -> Float<Self> {
+    fn conv_silu(x: Float<Self>, weight: Float<Self>, #[extension_type] bias: Maybe<Self>, config: ConvConfig) -> Float<Self> {
         portable::silu::<Self>(Self::conv_forward(x, weight, bias, config))
     }
 
@@ -49,7 +49,7 @@ pub trait KernelOps: Backend {
     /// `(1 - momentum) running + momentum new`, the new variance unbiased, as PyTorch has them; they carry no gradient. `moments` are x's.
     fn norm_act(
         x: Float<Self>,
-        #[extension_type] moments: Moments<Self>,
+        #[extension_type] moments: Maybe<Self>,
         #[extension_type] channels: NormChannels<Self>,
         step: NormStep,
     ) -> NormOutput<Self>;

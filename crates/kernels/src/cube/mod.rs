@@ -38,7 +38,7 @@ pub(crate) mod trace;
 mod units;
 mod workspace;
 
-use crate::operands::{Bias, ConvConfig, Convolved, Moments, NormChannels, NormGrads, NormOutput, NormStep};
+use crate::operands::{ConvConfig, Convolved, Maybe, NormChannels, NormGrads, NormOutput, NormStep};
 use crate::ops::KernelOps;
 use crate::planes::HALF_GRADIENTS;
 use crate::policy::Lowering;
@@ -79,7 +79,7 @@ impl KernelOps for CubeBackend {
     /// What a mid-range card reads and writes in the 5 us that a launch costs.
     const KEPT: usize = 768 << 10;
 
-    fn conv_forward(x: CubeTensor, weight: CubeTensor, bias: Bias<Self>, config: ConvConfig) -> CubeTensor {
+    fn conv_forward(x: CubeTensor, weight: CubeTensor, bias: Maybe<Self>, config: ConvConfig) -> CubeTensor {
         if ours(&x, Some(&weight), &config) {
             return conv::forward(x, weight, bias.into_option(), false, &config.to_burn());
         }
@@ -92,10 +92,10 @@ impl KernelOps for CubeBackend {
         if ours(&x, Some(&weight), &config) {
             return conv::forward_moments(x, weight, &config.to_burn());
         }
-        Convolved { y: Self::conv_forward(x, weight, Bias::Zero, config), moments: Moments::Unknown }
+        Convolved { y: Self::conv_forward(x, weight, Maybe::None, config), moments: Maybe::None }
     }
 
-    fn conv_silu(x: CubeTensor, weight: CubeTensor, bias: Bias<Self>, config: ConvConfig) -> CubeTensor {
+    fn conv_silu(x: CubeTensor, weight: CubeTensor, bias: Maybe<Self>, config: ConvConfig) -> CubeTensor {
         if ours(&x, Some(&weight), &config) {
             return conv::forward(x, weight, bias.into_option(), true, &config.to_burn());
         }
@@ -118,7 +118,7 @@ impl KernelOps for CubeBackend {
         if dw.dtype == DType::F32 { dw } else { Self::float_div_scalar(of_type(dw, DType::F32), Scalar::Float(HALF_GRADIENTS.into())) }
     }
 
-    fn norm_act(x: CubeTensor, moments: Moments<Self>, channels: NormChannels<Self>, step: NormStep) -> NormOutput<Self> {
+    fn norm_act(x: CubeTensor, moments: Maybe<Self>, channels: NormChannels<Self>, step: NormStep) -> NormOutput<Self> {
         if covers_images(&[&x], channels.all()) {
             return norm::norm_act(x, moments, channels, step);
         }

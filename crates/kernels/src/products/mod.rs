@@ -36,7 +36,7 @@ pub use weight::{Blocks, StoredWeight, Weight};
 
 use crate::cpu::Precision;
 use crate::matrices::MatrixOps;
-use crate::operands::Bias;
+use crate::operands::Maybe;
 use crate::shapes;
 
 /// Linear maps: x `[N, in]`, weight `[out, in]` of any float type or in blocks, bias `[out]`, y and dy `[N, out]`; the low-rank branch has A `[r, in]` and
@@ -47,7 +47,7 @@ pub trait ProductOps: MatrixOps {
     fn linear_forward(
         x: Float<Self>,
         #[extension_type] weight: StoredWeight<Self>,
-        #[extension_type] bias: Bias<Self>,
+        #[extension_type] bias: Maybe<Self>,
         #[extension_type] branch: Branch<Self>,
         precision: Precision,
     ) -> Float<Self>;

@@ -10,7 +10,6 @@
 use burn::backend::{AutodiffBackend, Backend, Scalar, TensorMetadata};
 use burn::tensor::{DType, FloatDType, Shape};
 
-use crate::joined::JoinedOps;
 use crate::listen::told;
 use crate::norm_parts;
 use crate::operands::{ConvConfig, Convolved, Maybe, NormChannels, NormOutput, NormStep};
@@ -49,7 +48,7 @@ impl Conv {
     }
 
     /// Parents are the weight, the parts of x and, if there is one more, the bias.
-    fn backward<B: JoinedOps, const N: usize>(self, dy: Float<B>, mut parents: Parents<'_, N>) {
+    fn backward<B: KernelOps, const N: usize>(self, dy: Float<B>, mut parents: Parents<'_, N>) {
         let Self { weight, x, channels, input, kernel, config } = self;
         let bias = 1 + x.len();
         parents.give::<B>(bias, || {
@@ -81,7 +80,7 @@ impl Conv {
 }
 
 /// The convolution of N - 1 parts.
-fn joined<B: JoinedOps, C: CheckpointStrategy, const N: usize>(
+fn joined<B: KernelOps, C: CheckpointStrategy, const N: usize>(
     x: Vec<Float<Autodiff<B, C>>>,
     weight: Float<Autodiff<B, C>>,
     config: ConvConfig,
@@ -95,25 +94,7 @@ fn joined<B: JoinedOps, C: CheckpointStrategy, const N: usize>(
     Convolved { y, moments: moments.into_option().map(Autodiff::<B, C>::from_inner).into() }
 }
 
-impl<B: JoinedOps, C: CheckpointStrategy> JoinedOps for Autodiff<B, C> {
-    fn conv_joined(mut x: Parts<Self>, weight: Float<Self>, config: ConvConfig) -> Convolved<Self> {
-        // The number of parents is part of a step's type.
-        match x.0.len() {
-            1 => joined::<B, C, 2>(x.0, weight, config),
-            2 => joined::<B, C, 3>(x.0, weight, config),
-            3 => joined::<B, C, 4>(x.0, weight, config),
-            4 => joined::<B, C, 5>(x.0, weight, config),
-            5 => joined::<B, C, 6>(x.0, weight, config),
-            _ => {
-                let rest = x.0.split_off(4);
-                x.0.push(Self::concat_channels(Parts(rest)));
-                joined::<B, C, 6>(x.0, weight, config)
-            }
-        }
-    }
-}
-
-impl<B: JoinedOps, C: CheckpointStrategy> KernelOps for Autodiff<B, C> {
+impl<B: KernelOps, C: CheckpointStrategy> KernelOps for Autodiff<B, C> {
     fn conv_forward(x: Float<Self>, weight: Float<Self>, bias: Maybe<Self>, config: ConvConfig) -> Float<Self> {
         let (conv, kept) = Conv::of::<B, C>(std::slice::from_ref(&x), &weight, config);
         let y = |bias| B::conv_forward(x.clone().into_primitive(), weight.clone().into_primitive(), bias, config);
@@ -131,8 +112,20 @@ impl<B: JoinedOps, C: CheckpointStrategy> KernelOps for Autodiff<B, C> {
         }
     }
 
-    fn conv_forward_moments(x: Float<Self>, weight: Float<Self>, config: ConvConfig) -> Convolved<Self> {
-        Self::conv_joined(Parts(vec![x]), weight, config)
+    fn conv_joined(mut x: Parts<Self>, weight: Float<Self>, config: ConvConfig) -> Convolved<Self> {
+        // The number of parents is part of a step's type.
+        match x.0.len() {
+            1 => joined::<B, C, 2>(x.0, weight, config),
+            2 => joined::<B, C, 3>(x.0, weight, config),
+            3 => joined::<B, C, 4>(x.0, weight, config),
+            4 => joined::<B, C, 5>(x.0, weight, config),
+            5 => joined::<B, C, 6>(x.0, weight, config),
+            _ => {
+                let rest = x.0.split_off(4);
+                x.0.push(Self::concat_channels(Parts(rest)));
+                joined::<B, C, 6>(x.0, weight, config)
+            }
+        }
     }
 
     fn norm_act(x: Float<Self>, moments: Maybe<Self>, channels: NormChannels<Self>, step: NormStep) -> NormOutput<Self> {

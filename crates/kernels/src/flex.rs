@@ -9,10 +9,9 @@ use burn_flex::FlexTensor;
 use crate::buffers::{all_f32, contiguous, owned, take, tensor, values};
 use crate::cpu::{self, ConvShape, Epilogue, Precision};
 use crate::cpu_norm::{self, Extent};
-use crate::joined::{JoinedOps, cut};
 use crate::operands::{ConvConfig, Convolved, Maybe, NormChannels, NormGrads, NormOutput, NormStep};
 use crate::ops::KernelOps;
-use crate::planes::{Parts, join};
+use crate::planes::{Parts, cut, join};
 use crate::portable;
 
 fn extent(x: &FlexTensor) -> Extent {
@@ -101,6 +100,10 @@ impl KernelOps for Flex {
         forward(vec![x], weight, bias, config, false)
     }
 
+    fn conv_joined(x: Parts<Self>, weight: FlexTensor, config: ConvConfig) -> Convolved<Self> {
+        Convolved { y: forward(x.0, weight, Maybe::None, config, false), moments: Maybe::None }
+    }
+
     fn conv_silu(x: FlexTensor, weight: FlexTensor, bias: Maybe<Self>, config: ConvConfig) -> FlexTensor {
         forward(vec![x], weight, bias, config, true)
     }
@@ -110,8 +113,22 @@ impl KernelOps for Flex {
         join::<Self>(data_grad(dy, weight, &channels, input, config))
     }
 
+    fn conv_joined_data_grad(
+        dy: FlexTensor,
+        weight: FlexTensor,
+        channels: Vec<usize>,
+        input: [usize; 2],
+        config: ConvConfig,
+    ) -> Parts<Self> {
+        Parts(data_grad(dy, weight, &channels, input, config))
+    }
+
     fn conv_weight_grad(x: FlexTensor, dy: FlexTensor, kernel: [usize; 2], config: ConvConfig) -> FlexTensor {
         weight_grad(vec![x], dy, kernel, config)
+    }
+
+    fn conv_joined_weight_grad(x: Parts<Self>, dy: FlexTensor, kernel: [usize; 2], config: ConvConfig) -> FlexTensor {
+        weight_grad(x.0, dy, kernel, config)
     }
 
     fn norm_act(x: FlexTensor, _: Maybe<Self>, channels: NormChannels<Self>, step: NormStep) -> NormOutput<Self> {
@@ -143,26 +160,6 @@ impl KernelOps for Flex {
         let (dgamma, dbeta) = cpu_norm::backward(extent(&x), values(&x), &channels, step.silu, &mut dx);
         let c = channels.len();
         NormGrads { x: tensor(dx, x.shape()), gamma: tensor(dgamma, [c]), beta: tensor(dbeta, [c]) }
-    }
-}
-
-impl JoinedOps for Flex {
-    fn conv_joined(x: Parts<Self>, weight: FlexTensor, config: ConvConfig) -> Convolved<Self> {
-        Convolved { y: forward(x.0, weight, Maybe::None, config, false), moments: Maybe::None }
-    }
-
-    fn conv_joined_data_grad(
-        dy: FlexTensor,
-        weight: FlexTensor,
-        channels: Vec<usize>,
-        input: [usize; 2],
-        config: ConvConfig,
-    ) -> Parts<Self> {
-        Parts(data_grad(dy, weight, &channels, input, config))
-    }
-
-    fn conv_joined_weight_grad(x: Parts<Self>, dy: FlexTensor, kernel: [usize; 2], config: ConvConfig) -> FlexTensor {
-        weight_grad(x.0, dy, kernel, config)
     }
 }
 

@@ -21,7 +21,8 @@ mod flex;
 pub mod foreground;
 pub mod graph;
 pub mod inference;
-pub mod joined;
+#[cfg(test)]
+mod joined_tests;
 mod listen;
 pub mod logits;
 pub mod maps;
@@ -53,7 +54,6 @@ pub use decoder::{rms_norm, rotate, swiglu};
 pub use dropout::{add_noise, dropout};
 pub use foreground::{Foreground, Positive, ciou, detection_terms};
 pub use graph::{enter, lead};
-use joined::JoinedOps;
 pub use listen::{Leaves, Listener, leaf, listen, tell};
 pub use logits::{expectation, predictions, scores};
 pub use maps::{Map, maps};

@@ -11,7 +11,7 @@ use burn::tensor::{DType, TensorData, try_read_sync};
 use crate::operands::{Maybe, NormChannels, NormGrads, NormOutput, NormStep};
 use crate::ops::KernelOps;
 use crate::parts::{has_others, of_all_parts};
-use crate::planes::{HALF_GRADIENTS, PlaneOps};
+use crate::planes::HALF_GRADIENTS;
 use crate::portable::move_statistics;
 use crate::reads::note_read;
 
@@ -46,12 +46,7 @@ pub(crate) fn norm_act<B: KernelOps>(x: Float<B>, moments: Maybe<B>, channels: N
 ///
 /// Of a part alone, `dx' = gamma rstd (dz - dbeta_i / M_i - x^ dgamma_i / M_i)`; with those of the whole in their place it is `dx' + gamma rstd
 /// (dbeta_i / M_i - dbeta / M + x^ (dgamma_i / M_i - dgamma / M))`.
-pub(crate) fn norm_act_backward<B: KernelOps + PlaneOps>(
-    x: Float<B>,
-    channels: NormChannels<B>,
-    dy: Float<B>,
-    step: NormStep,
-) -> NormGrads<B> {
+pub(crate) fn norm_act_backward<B: KernelOps>(x: Float<B>, channels: NormChannels<B>, dy: Float<B>, step: NormStep) -> NormGrads<B> {
     if !has_others() {
         return B::norm_act_backward(x, channels, dy, step);
     }

@@ -58,7 +58,7 @@ impl<B: Backend> From<Option<FloatTensor<B>>> for Maybe<B> {
     }
 }
 
-/// What [`KernelOps::conv_forward_moments`](crate::ops::KernelOps::conv_forward_moments) returns.
+/// What [`KernelOps::conv_joined`](crate::ops::KernelOps::conv_joined) returns.
 #[derive(ExtensionType)]
 pub struct Convolved<B: Backend> {
     /// `[N, Co, Oh, Ow]`.

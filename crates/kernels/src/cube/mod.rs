@@ -40,7 +40,7 @@ mod workspace;
 
 use crate::operands::{ConvConfig, Convolved, Maybe, NormChannels, NormGrads, NormOutput, NormStep};
 use crate::ops::KernelOps;
-use crate::planes::HALF_GRADIENTS;
+use crate::planes::{HALF_GRADIENTS, Parts};
 use crate::policy::Lowering;
 use crate::portable;
 use burn::backend::ops::{FloatTensorOps, ModuleOps};
@@ -88,7 +88,8 @@ impl KernelOps for CubeBackend {
         Self::conv2d(x, weight, bias, config.to_burn())
     }
 
-    fn conv_forward_moments(x: CubeTensor, weight: CubeTensor, config: ConvConfig) -> Convolved<Self> {
+    fn conv_joined(x: Parts<Self>, weight: CubeTensor, config: ConvConfig) -> Convolved<Self> {
+        let x = crate::planes::join::<Self>(x.0);
         if ours(&x, Some(&weight), &config) {
             return conv::forward_moments(x, weight, &config.to_burn());
         }

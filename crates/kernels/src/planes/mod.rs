@@ -80,6 +80,19 @@ pub(crate) fn join<B: PlaneOps>(parts: Vec<Float<B>>) -> Float<B> {
     }
 }
 
+/// The parts of so many channels that make `whole` together.
+pub(crate) fn cut<B: PlaneOps>(whole: Float<B>, channels: &[usize]) -> Vec<Float<B>> {
+    if channels.len() == 1 {
+        return vec![whole];
+    }
+    let mut start = 0;
+    let part = |&channels: &usize| {
+        start += channels;
+        B::slice_channels(whole.clone(), start - channels, channels)
+    };
+    channels.iter().map(part).collect()
+}
+
 /// `x + y`, both `[N, C, H, W]`.
 pub fn add(x: Tensor<4>, y: Tensor<4>) -> Tensor<4> {
     shapes::expect("y", y.dims(), x.dims());

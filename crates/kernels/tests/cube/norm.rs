@@ -6,6 +6,7 @@ use bellows_kernels::NormStep;
 use bellows_kernels::cube::shared_memory_works;
 use bellows_kernels::operands::{Convolved, Maybe, NormChannels};
 use bellows_kernels::ops::KernelOps;
+use bellows_kernels::planes::Parts;
 use burn::tensor::TensorData;
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
@@ -133,7 +134,7 @@ fn keeps_the_order_and_repeats() {
 pub(crate) fn error_of_moments(conv: support::Case, offset: f32, upload: fn(TensorData) -> CubeTensor) -> f32 {
     let x = conv.x().try_to_vec::<f32>().unwrap().into_iter().map(|v| v + offset).collect::<Vec<_>>();
     let (x, w) = (upload(TensorData::new(x, conv.x)), cube(conv.w()));
-    let Convolved { y, moments } = CubeBackend::conv_forward_moments(x.clone(), w.clone(), conv.config);
+    let Convolved { y, moments } = CubeBackend::conv_joined(Parts(vec![x.clone()]), w.clone(), conv.config);
     assert_eq!(matches!(moments, Maybe::Some(_)), shared_memory_works(&device()), "{conv:?}");
     let values = numbers(y.clone());
     assert!(values == numbers(CubeBackend::conv_forward(x, w, None.into(), conv.config)), "{conv:?}: other bits");
@@ -215,7 +216,7 @@ fn a_convolution_leaves_two_launches() {
     let [mean, variance, gamma, beta] = [4, 5, 6, 7].map(|stream| cube(data(stream, [conv.co])));
     shared_memory_works(&device());
     let launched = trace(|| {
-        let Convolved { y, moments } = CubeBackend::conv_forward_moments(x, w, conv.config);
+        let Convolved { y, moments } = CubeBackend::conv_joined(Parts(vec![x]), w, conv.config);
         let step = NormStep { epsilon: EPSILON, silu: true, momentum: 0.3 };
         CubeBackend::norm_act(y, moments, NormChannels { mean, variance, gamma, beta }, step).output
     });

@@ -7,16 +7,20 @@
 //! convolution's weight gradient reads it, which costs one pass over memory and saves half of all kept activations. Burn calls such
 //! an operation memory bound and honours that only under a strategy chosen on the device; here it holds always (see [`recomputed`]).
 
-use burn::backend::{AutodiffBackend, Backend, Scalar, TensorMetadata};
+use burn::backend::{AutodiffBackend, Scalar, TensorMetadata};
 use burn::tensor::{DType, FloatDType, Shape};
 
-use crate::joined::JoinedOps;
 use crate::listen::told;
 use crate::norm_parts;
-use crate::operands::{Bias, ConvConfig, Convolved, Moments, NormChannels, NormOutput, NormStep};
-use crate::ops::{Keeps, KernelOps};
+use crate::operands::{ConvConfig, Convolved, Maybe, NormChannels, NormOutput, NormStep};
+use crate::ops::KernelOps;
 use crate::planes::{HALF_GRADIENTS, Parts, PlaneOps};
-use crate::steps::{Autodiff, CheckpointStrategy, Float, NodeGuard, NodeId, Parents, recomputed, recorded};
+use crate::steps::{Autodiff, CheckpointStrategy, Float, NodeId, Parents, recomputed, recorded};
+
+/// Most parts of a convolution's x: the number of parents is part of a step's type.
+const MOST_PARTS: usize = 5;
+/// The weight, the parts of x and, behind the last, the bias.
+const PARENTS: usize = 2 + MOST_PARTS;
 
 /// What a convolution's gradients are made of.
 struct Conv {
@@ -30,12 +34,14 @@ struct Conv {
 }
 
 impl Conv {
-    /// Of the parts of x and the weight, and what of them is to be kept: each is read by the other's gradient.
-    fn of<'a, B: Backend, C: CheckpointStrategy>(
-        x: &'a [Float<Autodiff<B, C>>],
-        weight: &'a Float<Autodiff<B, C>>,
+    /// The result y in the graph. Of the parts of x and the weight each is read by the other's gradient, and kept if that is asked for.
+    fn in_the_graph<B: KernelOps, C: CheckpointStrategy>(
+        x: &[Float<Autodiff<B, C>>],
+        weight: &Float<Autodiff<B, C>>,
+        bias: Option<&Float<Autodiff<B, C>>>,
         config: ConvConfig,
-    ) -> (Self, Vec<&'a Float<Autodiff<B, C>>>) {
+        y: Float<B>,
+    ) -> Float<Autodiff<B, C>> {
         let ([.., ih, iw], [.., kh, kw]) = (x[0].shape().dims::<4>(), weight.shape().dims::<4>());
         let mut kept = Vec::new();
         if weight.is_tracked() {
@@ -45,11 +51,15 @@ impl Conv {
             kept.push(weight);
         }
         let (ids, channels) = x.iter().map(|x| (x.id(), x.shape()[1])).unzip();
-        (Self { weight: weight.id(), x: ids, channels, input: [ih, iw], kernel: [kh, kw], config }, kept)
+        let conv = Self { weight: weight.id(), x: ids, channels, input: [ih, iw], kernel: [kh, kw], config };
+        // A parent that there is not is one that no gradient is asked for.
+        let none = Autodiff::<B, C>::from_inner(weight.clone().into_primitive());
+        let parents: Vec<_> = [weight].into_iter().chain(x).chain(bias).collect();
+        let nodes = std::array::from_fn::<_, PARENTS, _>(|i| parents.get(i).copied().unwrap_or(&none).node());
+        recorded::<B, C, PARENTS>(nodes, &kept, y, move |dy, parents| conv.backward::<B>(dy, parents))
     }
 
-    /// Parents are the weight, the parts of x and, if there is one more, the bias.
-    fn backward<B: JoinedOps, const N: usize>(self, dy: Float<B>, mut parents: Parents<'_, N>) {
+    fn backward<B: KernelOps>(self, dy: Float<B>, mut parents: Parents<'_, PARENTS>) {
         let Self { weight, x, channels, input, kernel, config } = self;
         let bias = 1 + x.len();
         parents.give::<B>(bias, || {
@@ -80,69 +90,33 @@ impl Conv {
     }
 }
 
-/// The convolution of N - 1 parts.
-fn joined<B: JoinedOps, C: CheckpointStrategy, const N: usize>(
-    x: Vec<Float<Autodiff<B, C>>>,
-    weight: Float<Autodiff<B, C>>,
-    config: ConvConfig,
-) -> Convolved<Autodiff<B, C>> {
-    let nodes: Vec<NodeGuard> = [&weight].into_iter().chain(&x).map(|parent| parent.node()).collect();
-    let Ok(nodes) = <[_; N]>::try_from(nodes) else { unreachable!("as many parts as were counted") };
-    let (conv, kept) = Conv::of::<B, C>(&x, &weight, config);
-    let parts = Parts(x.iter().map(|x| x.clone().into_primitive()).collect());
-    let Convolved { y, moments } = B::conv_joined(parts, weight.clone().into_primitive(), config);
-    let y = recorded::<B, C, N>(nodes, &kept, y, move |dy, parents| conv.backward::<B, N>(dy, parents));
-    Convolved { y, moments: moments.on(Autodiff::<B, C>::from_inner) }
-}
+impl<B: KernelOps, C: CheckpointStrategy> KernelOps for Autodiff<B, C> {
+    fn conv_forward(x: Float<Self>, weight: Float<Self>, bias: Maybe<Self>, config: ConvConfig) -> Float<Self> {
+        let bias = bias.into_option();
+        let [x_in, weight_in] = [&x, &weight].map(|tensor| tensor.clone().into_primitive());
+        let y = B::conv_forward(x_in, weight_in, bias.clone().map(|bias| bias.into_primitive()).into(), config);
+        Conv::in_the_graph::<B, C>(&[x], &weight, bias.as_ref(), config, y)
+    }
 
-impl<B: JoinedOps + Keeps, C: CheckpointStrategy> JoinedOps for Autodiff<B, C> {
     fn conv_joined(mut x: Parts<Self>, weight: Float<Self>, config: ConvConfig) -> Convolved<Self> {
-        // The number of parents is part of a step's type.
-        match x.0.len() {
-            1 => joined::<B, C, 2>(x.0, weight, config),
-            2 => joined::<B, C, 3>(x.0, weight, config),
-            3 => joined::<B, C, 4>(x.0, weight, config),
-            4 => joined::<B, C, 5>(x.0, weight, config),
-            5 => joined::<B, C, 6>(x.0, weight, config),
-            _ => {
-                let rest = x.0.split_off(4);
-                x.0.push(Self::concat_channels(Parts(rest)));
-                joined::<B, C, 6>(x.0, weight, config)
-            }
+        if x.0.len() > MOST_PARTS {
+            let rest = x.0.split_off(MOST_PARTS - 1);
+            x.0.push(Self::concat_channels(Parts(rest)));
         }
-    }
-}
-
-impl<B: JoinedOps + Keeps, C: CheckpointStrategy> KernelOps for Autodiff<B, C> {
-    fn conv_forward(x: Float<Self>, weight: Float<Self>, bias: Bias<Self>, config: ConvConfig) -> Float<Self> {
-        let (conv, kept) = Conv::of::<B, C>(std::slice::from_ref(&x), &weight, config);
-        let y = |bias| B::conv_forward(x.clone().into_primitive(), weight.clone().into_primitive(), bias, config);
-        // Two arms because the number of parents is part of the type.
-        match bias {
-            Bias::Channels(bias) => {
-                let nodes = [weight.node(), x.node(), bias.node()];
-                let y = y(Bias::Channels(bias.into_primitive()));
-                recorded::<B, C, 3>(nodes, &kept, y, move |dy, parents| conv.backward::<B, 3>(dy, parents))
-            }
-            Bias::Zero => {
-                let nodes = [weight.node(), x.node()];
-                recorded::<B, C, 2>(nodes, &kept, y(Bias::Zero), move |dy, parents| conv.backward::<B, 2>(dy, parents))
-            }
-        }
+        let parts = Parts(x.0.iter().map(|x| x.clone().into_primitive()).collect());
+        let Convolved { y, moments } = B::conv_joined(parts, weight.clone().into_primitive(), config);
+        let y = Conv::in_the_graph::<B, C>(&x.0, &weight, None, config, y);
+        Convolved { y, moments: moments.into_option().map(Self::from_inner).into() }
     }
 
-    fn conv_forward_moments(x: Float<Self>, weight: Float<Self>, config: ConvConfig) -> Convolved<Self> {
-        Self::conv_joined(Parts(vec![x]), weight, config)
-    }
-
-    fn norm_act(x: Float<Self>, moments: Moments<Self>, channels: NormChannels<Self>, step: NormStep) -> NormOutput<Self> {
+    fn norm_act(x: Float<Self>, moments: Maybe<Self>, channels: NormChannels<Self>, step: NormStep) -> NormOutput<Self> {
         let NormChannels { mean, variance, gamma, beta } = channels;
         let kept = [&x, &gamma, &beta];
         let [x_in, gamma_in, beta_in] = kept.map(|tensor| tensor.clone().into_primitive());
         let [mean, variance] = [mean, variance].map(|running| running.into_primitive());
         let NormOutput { output, mean, variance, running_mean, running_variance } = norm_parts::norm_act::<B>(
             x_in,
-            moments.on(|parts| parts.into_primitive()),
+            moments.into_option().map(|parts| parts.into_primitive()).into(),
             NormChannels { mean, variance, gamma: gamma_in, beta: beta_in },
             step,
         );

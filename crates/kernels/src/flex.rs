@@ -2,16 +2,16 @@
 //!
 //! Inputs of which this was the last use become the memory of later outputs (see [`buffers`](crate::buffers)).
 
+use burn::backend::ops::ModuleOps;
 use burn::backend::{Flex, TensorMetadata};
 use burn_flex::FlexTensor;
 
 use crate::buffers::{all_f32, contiguous, owned, take, tensor, values};
 use crate::cpu::{self, ConvShape, Epilogue, Precision};
 use crate::cpu_norm::{self, Extent};
-use crate::joined::{JoinedOps, cut};
-use crate::operands::{Bias, ConvConfig, Convolved, Moments, NormChannels, NormGrads, NormOutput, NormStep};
-use crate::ops::{Keeps, KernelOps};
-use crate::planes::{Parts, join};
+use crate::operands::{ConvConfig, Convolved, Maybe, NormChannels, NormGrads, NormOutput, NormStep};
+use crate::ops::KernelOps;
+use crate::planes::{Parts, cut, join};
 use crate::portable;
 
 fn extent(x: &FlexTensor) -> Extent {
@@ -49,10 +49,10 @@ fn readable(parts: Vec<FlexTensor>, apart: bool) -> Vec<FlexTensor> {
 }
 
 /// Convolution of parts side by side, bias and, if asked for, SiLU.
-fn forward(x: Vec<FlexTensor>, weight: FlexTensor, bias: Bias<Flex>, config: ConvConfig, silu: bool) -> FlexTensor {
+fn forward(x: Vec<FlexTensor>, weight: FlexTensor, bias: Maybe<Flex>, config: ConvConfig, silu: bool) -> FlexTensor {
     let bias = bias.into_option();
     let Some((shape, precision)) = method(x.iter().chain([&weight]), together(&x), weight.shape().dims(), &config) else {
-        let y = portable::conv_forward::<Flex>(join::<Flex>(x), weight, bias, config);
+        let y = Flex::conv2d(join::<Flex>(x), weight, bias, config.to_burn());
         return if silu { portable::silu::<Flex>(y) } else { y };
     };
     let x = readable(x, cpu::takes_parts(config.lowering, precision, &shape));
@@ -95,16 +95,16 @@ fn weight_grad(x: Vec<FlexTensor>, dy: FlexTensor, kernel @ [kh, kw]: [usize; 2]
     tensor(dw, weight)
 }
 
-impl Keeps for Flex {
-    const KEPT: usize = 0;
-}
-
 impl KernelOps for Flex {
-    fn conv_forward(x: FlexTensor, weight: FlexTensor, bias: Bias<Self>, config: ConvConfig) -> FlexTensor {
+    fn conv_forward(x: FlexTensor, weight: FlexTensor, bias: Maybe<Self>, config: ConvConfig) -> FlexTensor {
         forward(vec![x], weight, bias, config, false)
     }
 
-    fn conv_silu(x: FlexTensor, weight: FlexTensor, bias: Bias<Self>, config: ConvConfig) -> FlexTensor {
+    fn conv_joined(x: Parts<Self>, weight: FlexTensor, config: ConvConfig) -> Convolved<Self> {
+        Convolved { y: forward(x.0, weight, Maybe::None, config, false), moments: Maybe::None }
+    }
+
+    fn conv_silu(x: FlexTensor, weight: FlexTensor, bias: Maybe<Self>, config: ConvConfig) -> FlexTensor {
         forward(vec![x], weight, bias, config, true)
     }
 
@@ -113,11 +113,25 @@ impl KernelOps for Flex {
         join::<Self>(data_grad(dy, weight, &channels, input, config))
     }
 
+    fn conv_joined_data_grad(
+        dy: FlexTensor,
+        weight: FlexTensor,
+        channels: Vec<usize>,
+        input: [usize; 2],
+        config: ConvConfig,
+    ) -> Parts<Self> {
+        Parts(data_grad(dy, weight, &channels, input, config))
+    }
+
     fn conv_weight_grad(x: FlexTensor, dy: FlexTensor, kernel: [usize; 2], config: ConvConfig) -> FlexTensor {
         weight_grad(vec![x], dy, kernel, config)
     }
 
-    fn norm_act(x: FlexTensor, _: Moments<Self>, channels: NormChannels<Self>, step: NormStep) -> NormOutput<Self> {
+    fn conv_joined_weight_grad(x: Parts<Self>, dy: FlexTensor, kernel: [usize; 2], config: ConvConfig) -> FlexTensor {
+        weight_grad(x.0, dy, kernel, config)
+    }
+
+    fn norm_act(x: FlexTensor, _: Maybe<Self>, channels: NormChannels<Self>, step: NormStep) -> NormOutput<Self> {
         let true = all_f32([&x, &channels.gamma, &channels.beta]) else { return portable::norm_act::<Self>(x, channels, step) };
         let running = [channels.mean, channels.variance];
         let [x, gamma, beta] = [x, channels.gamma, channels.beta].map(contiguous);
@@ -146,26 +160,6 @@ impl KernelOps for Flex {
         let (dgamma, dbeta) = cpu_norm::backward(extent(&x), values(&x), &channels, step.silu, &mut dx);
         let c = channels.len();
         NormGrads { x: tensor(dx, x.shape()), gamma: tensor(dgamma, [c]), beta: tensor(dbeta, [c]) }
-    }
-}
-
-impl JoinedOps for Flex {
-    fn conv_joined(x: Parts<Self>, weight: FlexTensor, config: ConvConfig) -> Convolved<Self> {
-        Convolved { y: forward(x.0, weight, Bias::Zero, config, false), moments: Moments::Unknown }
-    }
-
-    fn conv_joined_data_grad(
-        dy: FlexTensor,
-        weight: FlexTensor,
-        channels: Vec<usize>,
-        input: [usize; 2],
-        config: ConvConfig,
-    ) -> Parts<Self> {
-        Parts(data_grad(dy, weight, &channels, input, config))
-    }
-
-    fn conv_joined_weight_grad(x: Parts<Self>, dy: FlexTensor, kernel: [usize; 2], config: ConvConfig) -> FlexTensor {
-        weight_grad(x.0, dy, kernel, config)
     }
 }
 

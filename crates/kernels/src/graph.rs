@@ -47,9 +47,6 @@ pub fn enter<const D: usize>(x: Tensor<D>) -> Tensor<D> {
 }
 
 /// A scalar whose backward pass begins at `y` with `dy`, which is of its shape.
-///
-/// # Panics
-/// If it is not.
 pub fn lead<const D: usize>(y: Tensor<D>, dy: Tensor<D>) -> Tensor<1> {
     crate::shapes::expect("the gradient", dy.dims(), y.dims());
     Tensor::from_dispatch(Dispatch::lead(y.into_dispatch(), dy.into_dispatch()))

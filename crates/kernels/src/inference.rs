@@ -29,11 +29,8 @@ pub fn applies(x: &Tensor<4>) -> bool {
     flex(x.clone()).is_some()
 }
 
-/// Calls `pass` for each image of `[N, C, H, W]`, for several at once where there are threads, with its own slice of the images, which it may write
-/// over, and its own of every output, which it must fill; returns the outputs, `[N]` and then the dimensions that are given of each.
-///
-/// # Panics
-/// Unless the images are f32 on the processor.
+/// Calls `pass` for each image of `[N, C, H, W]`, f32 on the processor, for several at once where there are threads, with its own slice of the images,
+/// which it may write over, and its own of every output, which it must fill; returns the outputs, `[N]` and then the dimensions that are given of each.
 pub fn image_by_image(images: Tensor<4>, outputs: &[[usize; 3]], pass: impl Fn(Vec<&mut [f32]>) + Send + Sync) -> Vec<Tensor<4>> {
     let autodiff = images.clone().into_dispatch().autodiff;
     let dims @ [n, ..] = images.dims();
@@ -89,9 +86,6 @@ impl Convolution {
     }
 
     /// x `[Ci, H, W]` of `size` = (H, W) to out `[Co, Oh, Ow]`.
-    ///
-    /// # Panics
-    /// If a length does not fit.
     pub fn run(&self, [height, width]: [usize; 2], x: &[f32], out: &mut [f32]) {
         let shape = ConvShape { height, width, ..self.shape };
         cpu::forward_prepared(&shape, &self.weights, x, Epilogue { bias: self.bias.as_deref(), silu: self.silu }, out);
@@ -99,18 +93,12 @@ impl Convolution {
 }
 
 /// `sum += x`.
-///
-/// # Panics
-/// If they are not equally long.
 pub fn add(x: &[f32], sum: &mut [f32]) {
     assert_eq!(x.len(), sum.len(), "lengths of a sum");
     kernels::add(sum, x);
 }
 
 /// [`max_pool_same`](crate::max_pool_same) of planes of `size` = (H, W).
-///
-/// # Panics
-/// If a length does not fit.
 pub fn max_pool(size: [usize; 2], kernel: usize, x: &[f32], out: &mut [f32]) {
     assert!(kernel % 2 == 1, "a pooling window of {kernel}");
     assert!(x.len() == out.len() && x.len().is_multiple_of(size[0] * size[1]), "{} to {} values, planes of {size:?}", x.len(), out.len());
@@ -118,9 +106,6 @@ pub fn max_pool(size: [usize; 2], kernel: usize, x: &[f32], out: &mut [f32]) {
 }
 
 /// [`upsample2`](crate::upsample2) of planes of `size` = (H, W).
-///
-/// # Panics
-/// If a length does not fit.
 pub fn double(size: [usize; 2], x: &[f32], out: &mut [f32]) {
     let fits = 4 * x.len() == out.len() && x.len().is_multiple_of(size[0] * size[1]);
     assert!(fits, "{} to {} values, planes of {size:?}", x.len(), out.len());

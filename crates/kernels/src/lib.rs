@@ -21,7 +21,8 @@ mod flex;
 pub mod foreground;
 pub mod graph;
 pub mod inference;
-pub mod joined;
+#[cfg(test)]
+mod joined_tests;
 mod listen;
 pub mod logits;
 pub mod maps;
@@ -53,12 +54,11 @@ pub use decoder::{rms_norm, rotate, swiglu};
 pub use dropout::{add_noise, dropout};
 pub use foreground::{Foreground, Positive, ciou, detection_terms};
 pub use graph::{enter, lead};
-use joined::JoinedOps;
 pub use listen::{Leaves, Listener, leaf, listen, tell};
 pub use logits::{expectation, predictions, scores};
 pub use maps::{Map, maps};
-use operands::{Bias, Moments, NormChannels};
 pub use operands::{ConvConfig, NormStep};
+use operands::{Maybe, NormChannels};
 use ops::KernelOps;
 pub use parts::{Gather, of_all_parts, with_parts};
 pub use peak::{processor_choices, processor_has_bf16, processor_level, processor_peak, product_rate};
@@ -87,7 +87,7 @@ pub fn conv2d(x: Tensor<4>, weight: Tensor<4>, bias: Option<Tensor<1>>, config: 
 #[derive(Clone, Debug)]
 pub struct Convolved {
     y: Tensor<4>,
-    moments: Moments<Dispatch>,
+    moments: Maybe<Dispatch>,
 }
 
 impl Convolved {
@@ -99,7 +99,7 @@ impl Convolved {
 
 impl From<Tensor<4>> for Convolved {
     fn from(y: Tensor<4>) -> Self {
-        Self { y, moments: Moments::Unknown }
+        Self { y, moments: Maybe::None }
     }
 }
 
@@ -120,11 +120,11 @@ pub fn conv2d_silu(x: Tensor<4>, weight: Tensor<4>, bias: Option<Tensor<1>>, con
 }
 
 /// The bias as the operations take it, once all shapes are known to fit.
-fn checked(x: &Tensor<4>, weight: &Tensor<4>, bias: Option<Tensor<1>>, config: &ConvConfig) -> Bias<Dispatch> {
+fn checked(x: &Tensor<4>, weight: &Tensor<4>, bias: Option<Tensor<1>>, config: &ConvConfig) -> Maybe<Dispatch> {
     let [_, co, ..] = shapes::convolved(x.dims(), weight.dims(), config);
-    bias.map_or(Bias::Zero, |bias| {
+    bias.map_or(Maybe::None, |bias| {
         shapes::expect("bias", bias.dims(), [co]);
-        Bias::Channels(bias.into_dispatch())
+        Maybe::Some(bias.into_dispatch())
     })
 }
 

@@ -8,17 +8,17 @@ use burn::backend::tensor::FloatTensor as Float;
 use burn::backend::{Backend, Scalar, TensorMetadata};
 use burn::tensor::{DType, TensorData, try_read_sync};
 
-use crate::operands::{Moments, NormChannels, NormGrads, NormOutput, NormStep};
+use crate::operands::{Maybe, NormChannels, NormGrads, NormOutput, NormStep};
 use crate::ops::KernelOps;
 use crate::parts::{has_others, of_all_parts};
-use crate::planes::{HALF_GRADIENTS, PlaneOps};
+use crate::planes::HALF_GRADIENTS;
 use crate::portable::move_statistics;
 use crate::reads::note_read;
 
 /// [`KernelOps::norm_act`] by the statistics of all parts.
 ///
 /// Of parts of M_i values, means m_i and variances v_i: `m = Σ M_i m_i / M`, `v = Σ M_i (v_i + (m_i - m)²) / M` (Chan, Golub and LeVeque 1983).
-pub(crate) fn norm_act<B: KernelOps>(x: Float<B>, moments: Moments<B>, channels: NormChannels<B>, step: NormStep) -> NormOutput<B> {
+pub(crate) fn norm_act<B: KernelOps>(x: Float<B>, moments: Maybe<B>, channels: NormChannels<B>, step: NormStep) -> NormOutput<B> {
     if !has_others() {
         return B::norm_act(x, moments, channels, step);
     }
@@ -46,12 +46,7 @@ pub(crate) fn norm_act<B: KernelOps>(x: Float<B>, moments: Moments<B>, channels:
 ///
 /// Of a part alone, `dx' = gamma rstd (dz - dbeta_i / M_i - x^ dgamma_i / M_i)`; with those of the whole in their place it is `dx' + gamma rstd
 /// (dbeta_i / M_i - dbeta / M + x^ (dgamma_i / M_i - dgamma / M))`.
-pub(crate) fn norm_act_backward<B: KernelOps + PlaneOps>(
-    x: Float<B>,
-    channels: NormChannels<B>,
-    dy: Float<B>,
-    step: NormStep,
-) -> NormGrads<B> {
+pub(crate) fn norm_act_backward<B: KernelOps>(x: Float<B>, channels: NormChannels<B>, dy: Float<B>, step: NormStep) -> NormGrads<B> {
     if !has_others() {
         return B::norm_act_backward(x, channels, dy, step);
     }
@@ -85,13 +80,9 @@ fn values<T: TensorMetadata>(x: &T) -> f64 {
 /// With the device's words if it hands nothing back, as Burn's own reads do in the middle of a pass.
 fn on_host<B: Backend>(tensor: Float<B>) -> Vec<f64> {
     note_read();
-    let read = try_read_sync(B::float_into_data(tensor)).map(|read| read.map(|data| data.try_into_vec_as::<f32>()));
-    match read {
-        Some(Ok(Ok(values))) => values.into_iter().map(f64::from).collect(),
-        Some(Err(error)) => panic!("batch statistics: {error}"),
-        Some(Ok(Err(error))) => panic!("batch statistics: {error}"),
-        None => panic!("batch statistics: the device does not wait"),
-    }
+    let read = try_read_sync(B::float_into_data(tensor)).unwrap_or_else(|| panic!("batch statistics: the device does not wait"));
+    let values = read.unwrap_or_else(|error| panic!("batch statistics: {error}")).try_into_vec_as::<f32>();
+    values.unwrap_or_else(|error| panic!("batch statistics: {error}")).into_iter().map(f64::from).collect()
 }
 
 fn on_device<B: Backend>(values: &[f64], device: &B::Device) -> Float<B> {

@@ -33,61 +33,40 @@ impl ConvConfig {
     }
 }
 
-/// An optional bias, `[Co]`, or whatever else may be added to a result: an operation of a backend extension takes no `Option` of a tensor.
-#[derive(ExtensionType)]
-pub enum Bias<B: Backend> {
-    /// None.
-    Zero,
-    /// One value per output channel.
-    Channels(FloatTensor<B>),
+/// A tensor if there is one: an operation of a backend extension takes no `Option` of a tensor.
+#[derive(ExtensionType, Clone, Debug)]
+pub enum Maybe<B: Backend> {
+    /// There is none.
+    None,
+    /// This one.
+    Some(FloatTensor<B>),
 }
 
-impl<B: Backend> Bias<B> {
+impl<B: Backend> Maybe<B> {
     /// As an option.
     pub fn into_option(self) -> Option<FloatTensor<B>> {
         match self {
-            Self::Zero => None,
-            Self::Channels(bias) => Some(bias),
+            Self::None => None,
+            Self::Some(tensor) => Some(tensor),
         }
     }
 }
 
-impl<B: Backend> From<Option<FloatTensor<B>>> for Bias<B> {
-    fn from(bias: Option<FloatTensor<B>>) -> Self {
-        bias.map_or(Self::Zero, Self::Channels)
+impl<B: Backend> From<Option<FloatTensor<B>>> for Maybe<B> {
+    fn from(tensor: Option<FloatTensor<B>>) -> Self {
+        tensor.map_or(Self::None, Self::Some)
     }
 }
 
-/// The moments of a batch's channels by parts, if what made the batch had them at hand.
-#[derive(ExtensionType, Clone, Debug)]
-pub enum Moments<B: Backend> {
-    /// They are still to be found.
-    Unknown,
-    /// Those of each channel's blocks.
-    OfBlocks {
-        /// Mean, sum of squared differences from it, and how many values there are, `[3, C, blocks]`, f32.
-        parts: FloatTensor<B>,
-    },
-}
-
-impl<B: Backend> Moments<B> {
-    /// The same on another backend.
-    pub(crate) fn on<C: Backend>(self, tensor: impl FnOnce(FloatTensor<B>) -> FloatTensor<C>) -> Moments<C> {
-        match self {
-            Self::Unknown => Moments::Unknown,
-            Self::OfBlocks { parts } => Moments::OfBlocks { parts: tensor(parts) },
-        }
-    }
-}
-
-/// What [`KernelOps::conv_forward_moments`](crate::ops::KernelOps::conv_forward_moments) returns.
+/// What [`KernelOps::conv_joined`](crate::ops::KernelOps::conv_joined) returns.
 #[derive(ExtensionType)]
 pub struct Convolved<B: Backend> {
     /// `[N, Co, Oh, Ow]`.
     pub y: FloatTensor<B>,
-    /// y's, without gradient.
+    /// Of each of y's channels by blocks, if they were at hand: mean, sum of squared differences from it, and how many values there are,
+    /// `[3, C, blocks]`, f32, without gradient.
     #[extension_type]
-    pub moments: Moments<B>,
+    pub moments: Maybe<B>,
 }
 
 /// A normalisation in training: everything about it that is not a tensor.

@@ -1,38 +1,38 @@
 //! The operations every backend has, as a Burn backend extension.
 //!
-//! Each has a default body made of Burn's own operations, in `portable.rs`: correct on every backend, used where there is no
-//! kernel, and what the kernels are tested against. Tensors are taken by value: a kernel that is handed the last reference may write into it or
+//! What each is in Burn's own operations is in `portable.rs`: correct on every backend, used where there is no kernel, and what the kernels are
+//! tested against. Tensors are taken by value: a kernel that is handed the last reference may write into it or
 //! recycle its memory. Layout is NCHW throughout; a kernel makes a strided input contiguous itself.
 
+use burn::backend::backend_extension;
 use burn::backend::tensor::FloatTensor as Float;
-use burn::backend::{Backend, backend_extension};
 
-use crate::operands::{Bias, ConvConfig, Convolved, Moments, NormChannels, NormGrads, NormOutput, NormStep};
+use crate::operands::{ConvConfig, Convolved, Maybe, NormChannels, NormGrads, NormOutput, NormStep};
+use crate::planes::{Parts, PlaneOps, cut, join};
 use crate::portable;
-
-/// What a backend keeps for the backward pass.
-pub trait Keeps {
-    /// Bytes of a normalised image up to which it is kept: making a smaller one again costs more than keeping it.
-    const KEPT: usize;
-}
 
 /// Convolution and normalisation, fused where it pays.
 ///
 /// x `[N, Ci, H, W]`, weight `[Co, Ci / groups, Kh, Kw]`, bias `[Co]`, output and dy `[N, Co, Oh, Ow]`.
 #[backend_extension(Flex, Cube, Autodiff)]
-pub trait KernelOps: Backend {
-    /// `y[n, co] = bias[co] + Σ_ci x[n, ci] ⋆ weight[co, ci]`.
-    fn conv_forward(x: Float<Self>, weight: Float<Self>, #[extension_type] bias: Bias<Self>, config: ConvConfig) -> Float<Self> {
-        portable::conv_forward::<Self>(x, weight, bias.into_option(), config)
-    }
+pub trait KernelOps: PlaneOps {
+    /// Bytes of a normalised image up to which it is kept for the backward pass: making a smaller one again costs more than keeping it.
+    const KEPT: usize = 0;
 
-    /// The same without bias, to be normalised: with y's [moments](Moments) where they cost less than to read y once more.
-    fn conv_forward_moments(x: Float<Self>, weight: Float<Self>, config: ConvConfig) -> Convolved<Self> {
-        Convolved { y: Self::conv_forward(x, weight, Bias::Zero, config), moments: Moments::Unknown }
-    }
+    /// `y[n, co] = bias[co] + Σ_ci x[n, ci] ⋆ weight[co, ci]`.
+    fn conv_forward(x: Float<Self>, weight: Float<Self>, #[extension_type] bias: Maybe<Self>, config: ConvConfig) -> Float<Self>;
+
+    /// The same without bias of parts `[N, C1, H, W]`, `[N, C2, H, W]`, ..., side by side along the channels, to be normalised: with y's
+    /// [moments](Convolved::moments) where they cost less than to read y once more.
+    ///
+    /// Joining moves each value once forward and once more in the backward pass, where its gradient is besides cut into the parts'. A matrix product
+    /// packs its input anyway, from one tensor as well as from several, and writes an input's gradient by channels, whosever they are. So the graph keeps
+    /// the parts, and each gets a gradient of its own. The results are, to the bit, those of the joined tensor. GPUs, Winograd's method and Burn's own
+    /// convolutions join after all.
+    fn conv_joined(#[extension_type] x: Parts<Self>, weight: Float<Self>, config: ConvConfig) -> Convolved<Self>;
 
     /// `y sigmoid(y)` of the convolution's y: inference, nothing is kept for a backward pass.
-    fn conv_silu(x: Float<Self>, weight: Float<Self>, #[extension_type] bias: Bias<Self>, config: ConvConfig) -> Float<Self> {
+    fn conv_silu(x: Float<Self>, weight: Float<Self>, #[extension_type] bias: Maybe<Self>, config: ConvConfig) -> Float<Self> {
         portable::silu::<Self>(Self::conv_forward(x, weight, bias, config))
     }
 
@@ -41,10 +41,26 @@ pub trait KernelOps: Backend {
         portable::conv_data_grad::<Self>(dy, weight, input, config)
     }
 
+    /// The same cut into parts of so many `channels`.
+    fn conv_joined_data_grad(
+        dy: Float<Self>,
+        weight: Float<Self>,
+        channels: Vec<usize>,
+        input: [usize; 2],
+        config: ConvConfig,
+    ) -> Parts<Self> {
+        Parts(cut::<Self>(Self::conv_data_grad(dy, weight, input, config), &channels))
+    }
+
     /// Gradient of the weight, f32: x correlated with dy, which in half precision is [`HALF_GRADIENTS`](crate::HALF_GRADIENTS) times too large.
     /// `kernel` is the weight's (Kh, Kw).
     fn conv_weight_grad(x: Float<Self>, dy: Float<Self>, kernel: [usize; 2], config: ConvConfig) -> Float<Self> {
         portable::conv_weight_grad::<Self>(x, dy, kernel, config)
+    }
+
+    /// The same of parts side by side.
+    fn conv_joined_weight_grad(#[extension_type] x: Parts<Self>, dy: Float<Self>, kernel: [usize; 2], config: ConvConfig) -> Float<Self> {
+        Self::conv_weight_grad(join::<Self>(x.0), dy, kernel, config)
     }
 
     /// Batch normalisation with the batch's own statistics, then SiLU if `silu`.
@@ -54,12 +70,10 @@ pub trait KernelOps: Backend {
     /// `(1 - momentum) running + momentum new`, the new variance unbiased, as PyTorch has them; they carry no gradient. `moments` are x's.
     fn norm_act(
         x: Float<Self>,
-        #[extension_type] _moments: Moments<Self>,
+        #[extension_type] moments: Maybe<Self>,
         #[extension_type] channels: NormChannels<Self>,
         step: NormStep,
-    ) -> NormOutput<Self> {
-        portable::norm_act::<Self>(x, channels, step)
-    }
+    ) -> NormOutput<Self>;
 
     /// The output of [`norm_act`](Self::norm_act) once more, from the statistics it returned.
     fn norm_act_again(x: Float<Self>, #[extension_type] channels: NormChannels<Self>, step: NormStep) -> Float<Self> {

@@ -86,7 +86,7 @@ impl Task for Tiles {
         let (a, b, mut c) = (vec![0.5; depth * rows], vec![0.5; cols], vec![0.0; rows * cols]);
         // Every row of the right-hand matrix is the same one.
         let offsets = Offsets::new(vec![0; depth / S::GROUP]);
-        let mut unit = simd.tile_unit(group);
+        let mut unit = simd.unit(S::GROUP, S::GROUP);
         for _ in 0..self.0 {
             let (panel, starts, to) = (S::MR * depth, Starts::Table(&offsets), To::Block(&mut c, cols));
             simd.tile(&mut unit, Tile { a: &a, panel, group, b: &b, starts, c: to, rows, cols, accumulate: false, prefetch: false });

@@ -7,20 +7,10 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// An error of this crate.
+/// `FromStr` of a [`Lowering`] or a [`Precision`] was given another word: what it was to be, the word, and the names there are.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum KernelError {
-    /// `FromStr` of a [`Lowering`](crate::Lowering) or a [`Precision`](crate::Precision) was given another word.
-    #[error("no {what} is called {given}: {known}")]
-    Unknown {
-        /// Lowering or precision.
-        what: &'static str,
-        /// What was written.
-        given: String,
-        /// The names there are.
-        known: String,
-    },
-}
+#[error("no {0} is called {1}: {2}")]
+pub struct KernelError(&'static str, String, String);
 
 /// How a convolution is turned into multiply-adds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -84,7 +74,7 @@ macro_rules! named {
             type Err = KernelError;
 
             fn from_str(text: &str) -> Result<Self, KernelError> {
-                let unknown = || KernelError::Unknown { what: $what, given: text.to_owned(), known: Self::ALL.map(Self::name).join(", ") };
+                let unknown = || KernelError($what, text.to_owned(), Self::ALL.map(Self::name).join(", "));
                 Self::ALL.into_iter().find(|it| it.name() == text).ok_or_else(unknown)
             }
         }
@@ -110,7 +100,6 @@ pub fn default_lowering() -> Lowering {
 /// How exactly products are formed. Tensors and sums are f32 in any case; so are Winograd's convolutions, whose transforms would make five
 /// times as much of the rounding, and all gradients of what is trained.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[repr(u8)]
 pub enum Precision {
     /// f32.
     #[default]

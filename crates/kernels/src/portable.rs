@@ -6,19 +6,12 @@ use burn::tensor::Shape;
 
 use crate::operands::{ConvConfig, NormChannels, NormGrads, NormOutput, NormStep};
 
-/// [`KernelOps::conv_forward`](crate::ops::KernelOps::conv_forward)
-pub(crate) fn conv_forward<B: Backend>(x: Float<B>, weight: Float<B>, bias: Option<Float<B>>, config: ConvConfig) -> Float<B> {
-    B::conv2d(x, weight, bias, config.to_burn())
-}
-
-/// [`KernelOps::conv_data_grad`](crate::ops::KernelOps::conv_data_grad)
 pub(crate) fn conv_data_grad<B: Backend>(dy: Float<B>, weight: Float<B>, input: [usize; 2], config: ConvConfig) -> Float<B> {
     let ([n, ..], [_, ci, ..]) = (dy.shape().dims::<4>(), weight.shape().dims::<4>());
     let x = shape_only::<B>(&dy, [n, ci * config.groups, input[0], input[1]]);
     B::conv2d_x_backward(x, weight, dy, config.to_burn())
 }
 
-/// [`KernelOps::conv_weight_grad`](crate::ops::KernelOps::conv_weight_grad)
 pub(crate) fn conv_weight_grad<B: Backend>(x: Float<B>, dy: Float<B>, kernel: [usize; 2], config: ConvConfig) -> Float<B> {
     let ([_, ci, ..], [_, co, ..]) = (x.shape().dims::<4>(), dy.shape().dims::<4>());
     let weight = shape_only::<B>(&dy, [co, ci / config.groups, kernel[0], kernel[1]]);
@@ -30,7 +23,6 @@ pub(crate) fn shape_only<B: Backend>(like: &Float<B>, shape: [usize; 4]) -> Floa
     B::float_expand(B::float_zeros(Shape::new([1; 4]), &like.device(), like.dtype().into()), Shape::new(shape))
 }
 
-/// [`KernelOps::norm_act`](crate::ops::KernelOps::norm_act)
 pub(crate) fn norm_act<B: Backend>(x: Float<B>, channels: NormChannels<B>, step: NormStep) -> NormOutput<B> {
     let NormChannels { mean, variance, gamma, beta } = channels;
     let unbias = NormStep::unbias(x.shape().dims());
@@ -51,7 +43,6 @@ pub(crate) fn move_statistics<B: Backend>(
     [moved(mean, new_mean.clone()), moved(variance, times::<B>(new_variance.clone(), unbias))]
 }
 
-/// [`KernelOps::norm_act_again`](crate::ops::KernelOps::norm_act_again)
 pub(crate) fn norm_act_again<B: Backend>(x: Float<B>, channels: NormChannels<B>, step: NormStep) -> Float<B> {
     let z = normalised::<B>(x, channels, step);
     if step.silu { self::silu::<B>(z) } else { z }
@@ -61,7 +52,6 @@ fn normalised<B: Backend>(x: Float<B>, NormChannels { mean, variance, gamma, bet
     B::batch_norm(x, gamma, beta, mean, variance, step.epsilon)
 }
 
-/// [`KernelOps::norm_act_backward`](crate::ops::KernelOps::norm_act_backward)
 pub(crate) fn norm_act_backward<B: Backend>(x: Float<B>, channels: NormChannels<B>, dy: Float<B>, step: NormStep) -> NormGrads<B> {
     let dz = if step.silu {
         let z = normalised::<B>(x.clone(), channels.clone(), step);

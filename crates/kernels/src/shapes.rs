@@ -33,11 +33,11 @@ pub(crate) fn joined(parts: &[Tensor<4>]) -> [usize; 4] {
     [n, channels.sum(), h, w]
 }
 
-/// The shape of a convolution's output.
+/// The shape of a convolution's output. Of its input only the batch may be empty: what comes of images without pixels differs by device.
 #[track_caller]
 pub(crate) fn convolved(x: [usize; 4], weight: [usize; 4], config: &ConvConfig) -> [usize; 4] {
     let ConvConfig { stride, padding, dilation, groups, .. } = *config;
-    let numbers = stride.iter().chain(&dilation).chain([&groups]).chain(&weight);
+    let numbers = stride.iter().chain(&dilation).chain([&groups]).chain(&weight).chain(&x[2..]);
     assert!(numbers.into_iter().all(|&n| n > 0), "a convolution of {x:?} with {weight:?} by {config:?}");
     assert!(
         x[1] == weight[1] * groups && weight[0].is_multiple_of(groups),

@@ -23,9 +23,7 @@ use crate::shapes;
 #[backend_extension(Flex, Cube)]
 pub trait UpdateOps: Backend {
     /// New weight and buffer: `g += decay w; b = m b + g; w -= lr (g + m b)`.
-    fn sgd_step(weight: Float<Self>, grad: Float<Self>, buffer: Float<Self>, step: Sgd) -> (Float<Self>, Float<Self>) {
-        portable::sgd_step::<Self>(weight, grad, buffer, step)
-    }
+    fn sgd_step(weight: Float<Self>, grad: Float<Self>, buffer: Float<Self>, step: Sgd) -> (Float<Self>, Float<Self>);
 
     /// New weight and moments: `w *= keep; g += decay w; m = β1 m + (1 - β1) g; v = β2 v + (1 - β2) g²; w -= rate m / (√v / root + ε)`.
     fn adam_step(
@@ -34,24 +32,16 @@ pub trait UpdateOps: Backend {
         first: Float<Self>,
         second: Float<Self>,
         step: Adam,
-    ) -> (Float<Self>, Float<Self>, Float<Self>) {
-        portable::adam_step::<Self>(weight, grad, first, second, step)
-    }
+    ) -> (Float<Self>, Float<Self>, Float<Self>);
 
     /// `a old + b new`.
-    fn blend(old: Float<Self>, new: Float<Self>, a: f64, b: f64) -> Float<Self> {
-        portable::blend::<Self>(old, new, a, b)
-    }
+    fn blend(old: Float<Self>, new: Float<Self>, a: f64, b: f64) -> Float<Self>;
 
     /// `Σ x²` over the segments, which leave out nothing but zeros; f32 `[1]`.
-    fn sum_of_squares(#[extension_type] arenas: Parts<Self>, segments: Segments) -> Float<Self> {
-        portable::sum_of_squares::<Self>(arenas, &segments)
-    }
+    fn sum_of_squares(#[extension_type] arenas: Parts<Self>, segments: Segments) -> Float<Self>;
 
     /// x times `min(1, most / (√squares + 1e-6))`; x as it is where `squares` is not finite.
-    fn clip_to_norm(x: Float<Self>, squares: Float<Self>, most: f64) -> Float<Self> {
-        portable::clip_to_norm::<Self>(x, squares, most)
-    }
+    fn clip_to_norm(x: Float<Self>, squares: Float<Self>, most: f64) -> Float<Self>;
 }
 
 /// New weight and momentum buffer, all `[K]` and without gradient. See [`UpdateOps::sgd_step`]; no buffer yet counts as zeros.

@@ -4,12 +4,11 @@ use std::sync::Arc;
 
 use burn::backend::Flex;
 use burn_flex::FlexTensor;
-use rayon::prelude::*;
 
 use super::{ArenaOps, Places, portable};
 use crate::buffers::{all_f32, contiguous, take, tensor, values};
-use crate::cpu::machine::PIECE;
 use crate::planes::Parts;
+use crate::planes::kernels::carry_out;
 
 /// The arena whose parts these are, if they are.
 fn whole(parts: &[FlexTensor], places: &Places) -> Option<FlexTensor> {
@@ -34,12 +33,11 @@ impl ArenaOps for Flex {
         let (mut rest, mut end, mut moves) = (out.as_mut_slice(), 0, Vec::new());
         for (part, &(start, len)) in parts.iter().zip(&places.all) {
             let (between, behind) = rest.split_at_mut(start - end);
-            between.fill(0.0);
             let (to, behind) = behind.split_at_mut(len);
-            moves.extend(to.chunks_mut(PIECE).zip(values(part).chunks(PIECE)));
+            moves.extend([(between, None), (to, Some(values(part)))]);
             (rest, end) = (behind, start + len);
         }
-        moves.into_par_iter().for_each(|(to, from)| to.copy_from_slice(from));
+        carry_out(moves);
         tensor(out, [places.len()])
     }
 

@@ -62,9 +62,6 @@ pub trait ArenaOps: Backend {
 
 /// The arena `[places.len()]` of at least one tensor, each `[its length]`, without gradient. Nothing is copied if they are the parts of one
 /// already.
-///
-/// # Panics
-/// Unless they have the lengths of their places.
 pub fn arena(parts: Vec<Tensor<1>>, places: &Places) -> Tensor<1> {
     assert_eq!(parts.len(), places.all.len(), "tensors for so many places");
     for (part, &(_, len)) in parts.iter().zip(&places.all) {
@@ -75,9 +72,6 @@ pub fn arena(parts: Vec<Tensor<1>>, places: &Places) -> Tensor<1> {
 }
 
 /// The tensors of an arena, without gradient: views, where the device can bind memory in the middle.
-///
-/// # Panics
-/// Unless it has their length.
 pub fn arena_parts(arena: Tensor<1>, places: &Places) -> Vec<Tensor<1>> {
     shapes::expect("the arena", arena.dims(), [places.len()]);
     Dispatch::arena_parts(arena.into_dispatch(), places.clone()).0.into_iter().map(Tensor::from_dispatch).collect()

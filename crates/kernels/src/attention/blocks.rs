@@ -139,7 +139,7 @@ impl Panels {
     /// `out [rows, columns] (+)= panels right`.
     #[inline(always)]
     pub(super) fn times<S: Simd>(&self, s: S, right: &Tiles, out: &mut [&mut [f32]], accumulate: bool) {
-        let mut unit = s.tile_unit(Group::ONE);
+        let mut unit = s.unit(S::GROUP, 1);
         for at in (0..right.columns).step_by(S::NR) {
             let cols = S::NR.min(right.columns - at);
             for (i, c) in out.chunks_mut(S::PANEL).enumerate() {

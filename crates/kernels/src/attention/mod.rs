@@ -23,13 +23,11 @@ use crate::decoder::DecoderOps;
 use crate::matrices::MatrixOps;
 
 /// Attention of queries `[B, H, S, d]` to keys and values `[B, G, T, d]`; each of the G key heads serves H / G query heads, in order. Query s
-/// is at position `T - S + s`, and sees the keys from `first[b, s]` to its own position; `first` is `[B, S]`.
+/// is at position `T - S + s`, and sees the keys from `first[b, s]` to its own position; `first` is `[B, S]`, each from 0 to the query's position.
 #[backend_extension(Flex, Cube, Autodiff)]
 pub trait AttentionOps: DecoderOps + MatrixOps {
     /// `softmax(scale q kᵀ) v` over the keys a query sees, `[B, H, S, d]`, and the logarithm of the sum of each row, `[B, H, S]`.
-    fn attend(q: Float<Self>, k: Float<Self>, v: Float<Self>, first: IntTensor<Self>, scale: f64) -> (Float<Self>, Float<Self>) {
-        portable::attend::<Self>(portable::SCORES, q, k, v, first, scale)
-    }
+    fn attend(q: Float<Self>, k: Float<Self>, v: Float<Self>, first: IntTensor<Self>, scale: f64) -> (Float<Self>, Float<Self>);
 
     /// The gradients of q, k and v from what [`attend`](Self::attend) gave, y and `sums`. With p the probabilities and dp = dy vᵀ:
     /// `ds = scale p (dp - Σ y dy)`, `dq = ds k`, `dk = dsᵀ q`, `dv = pᵀ dy`.
@@ -56,6 +54,9 @@ pub trait AttentionOps: DecoderOps + MatrixOps {
 pub fn attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, first: Tensor<2, Int>, scale: f64) -> Tensor<4> {
     sizes::expect_fit(q.dims(), k.dims(), v.dims(), first.dims());
     assert!(scale > 0.0 && scale.is_finite(), "attention with a scale of {scale}");
+    if q.dims().contains(&0) {
+        return q;
+    }
     let [q, k, v] = [q, k, v].map(Tensor::into_dispatch);
     Tensor::from_dispatch(Dispatch::attend(q, k, v, first.into_dispatch(), scale).0)
 }

@@ -27,11 +27,8 @@ impl Part {
     fn all<B: Backend>(q: &Float<B>, k: &Float<B>, most: usize) -> Vec<Self> {
         let ([b, h, s, _], [_, _, t, _]) = (q.shape().dims(), k.shape().dims());
         let height = (most / (b * h * t).max(1)).clamp(1, s.max(1));
-        (0..s)
-            .step_by(height)
-            .map(|start| (start, s.min(start + height)))
-            .map(|(start, end)| Self { rows: start..end, keys: t - s + end })
-            .collect()
+        let part = |start: usize| Self { rows: start..s.min(start + height), keys: t - s.saturating_sub(start + height) };
+        (0..s).step_by(height).map(part).collect()
     }
 
     fn first<B: Backend>(&self, first: &IntTensor<B>) -> IntTensor<B> {

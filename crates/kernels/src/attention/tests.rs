@@ -111,6 +111,14 @@ fn heads_that_do_not_divide_are_named() {
     drop(attention(zeros(3), zeros(2), zeros(2), Tensor::zeros([1, 2], &device), 1.0));
 }
 
+#[test]
+fn of_no_queries_the_result_is_empty() {
+    for device in [Device::flex(), Device::flex().autodiff()] {
+        let [q, keys] = [0usize, 3].map(|n| Tensor::<4>::zeros([1, 2, n, 8], &device));
+        assert_eq!(attention(q, keys.clone(), keys, Tensor::zeros([1, 0], &device), 1.0).dims(), [1, 2, 0, 8]);
+    }
+}
+
 /// The map that comes next keeps its input, and it is the same block.
 #[test]
 fn the_result_lies_token_by_token() {

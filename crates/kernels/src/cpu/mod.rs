@@ -64,12 +64,9 @@ pub fn forward(
     out: &mut [f32],
 ) {
     check_forward(shape, x, w.len(), epilogue, out);
-    if out.is_empty() {
-        return;
-    }
-    match x {
-        [x] if is_winograd(lowering, precision, shape) => winograd::forward(shape, x, w, epilogue, out),
-        _ => implicit::forward(shape, precision, x, w, epilogue, out),
+    if !out.is_empty() {
+        let winograd = x.len() == 1 && is_winograd(lowering, precision, shape);
+        Prepared::new(shape, winograd, precision, w, scratch::take).run(shape, x, epilogue, out);
     }
 }
 
@@ -80,26 +77,33 @@ pub struct Prepared {
     values: scratch::Buffer,
 }
 
+impl Prepared {
+    /// In memory from the pool, or of their own.
+    fn new(shape: &ConvShape, winograd: bool, precision: Precision, w: &[f32], room: fn(usize) -> scratch::Buffer) -> Self {
+        let level = if winograd { simd::level() } else { simd::level().of(precision) };
+        let prepare = if winograd { winograd::prepare } else { implicit::prepare };
+        Self { level, winograd, values: prepare(level, shape, w, room) }
+    }
+
+    fn run(&self, shape: &ConvShape, x: &[&[f32]], epilogue: Epilogue<'_>, out: &mut [f32]) {
+        match x {
+            [x] if self.winograd => winograd::forward(self.level, shape, &self.values, x, epilogue, out),
+            _ => implicit::forward(self.level, shape, &self.values, x, epilogue, out),
+        }
+    }
+}
+
 /// Prepares weights `[co,ci,kh,kw]`; of `shape` batch, height and width are not asked.
 pub fn prepare(shape: &ConvShape, lowering: Lowering, precision: Precision, w: &[f32]) -> Prepared {
     assert_eq!(w.len(), shape.weight_len(), "length of the weights of {shape:?}");
-    let winograd = is_winograd(lowering, precision, shape);
-    let level = if winograd { simd::level() } else { simd::level().of(precision) };
-    let values = if winograd { winograd::prepare(level, shape, w) } else { implicit::prepare(level, shape, w) };
-    Prepared { level, winograd, values }
+    Prepared::new(shape, is_winograd(lowering, precision, shape), precision, w, scratch::keep)
 }
 
 /// [`forward`] with weights that were prepared for `shape`, but for its batch, height and width: the same bits.
 pub fn forward_prepared(shape: &ConvShape, weights: &Prepared, x: &[f32], epilogue: Epilogue<'_>, out: &mut [f32]) {
     check_forward(shape, &[x], shape.weight_len(), epilogue, out);
-    if out.is_empty() {
-        return;
-    }
-    let Prepared { level, winograd, values } = weights;
-    if *winograd {
-        winograd::forward_transformed(*level, shape, values, x, epilogue, out);
-    } else {
-        implicit::forward_packed(*level, shape, values, x, epilogue, out);
+    if !out.is_empty() {
+        weights.run(shape, &[x], epilogue, out);
     }
 }
 
@@ -130,7 +134,7 @@ pub fn weight_grad(shape: &ConvShape, lowering: Lowering, precision: Precision, 
     let precision = weight_grad_precision(shape, precision);
     match x {
         [x] if is_winograd(lowering, precision, shape) => winograd::weight_grad(shape, x, dy, dw),
-        _ => implicit::weight_grad(shape, precision, x, dy, dw),
+        _ => implicit::weight_grad(simd::level().of(precision), shape, x, dy, dw),
     }
 }
 

@@ -3,15 +3,11 @@
 /// A 2-D convolution, groups 1, dilation 1, contiguous NCHW f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConvShape {
-    /// Images.
     pub batch: usize,
-    /// Channels of the input.
     pub in_channels: usize,
-    /// Channels of the output.
     pub out_channels: usize,
-    /// Rows of the input.
+    /// Of the input.
     pub height: usize,
-    /// Columns of the input.
     pub width: usize,
     /// Rows and columns of the kernel.
     pub kernel: [usize; 2],
@@ -28,12 +24,10 @@ impl ConvShape {
         Self { batch, in_channels, out_channels, height, width, kernel: [kh, kw], stride, padding }
     }
 
-    /// Rows of the output.
     pub fn out_height(&self) -> usize {
         out_size(self.height, self.kernel[0], self.stride[0], self.padding[0])
     }
 
-    /// Columns of the output.
     pub fn out_width(&self) -> usize {
         out_size(self.width, self.kernel[1], self.stride[1], self.padding[1])
     }
@@ -45,17 +39,14 @@ impl ConvShape {
         (self.batch * self.out_channels * self.out_height() * self.out_width()) as u64 * per_output as u64
     }
 
-    /// Values of the input.
     pub(super) fn input_len(&self) -> usize {
         self.batch * self.in_channels * self.height * self.width
     }
 
-    /// Values of the output.
     pub(super) fn output_len(&self) -> usize {
         self.batch * self.out_channels * self.out_height() * self.out_width()
     }
 
-    /// Values of the weights.
     pub(super) fn weight_len(&self) -> usize {
         self.out_channels * self.in_channels * self.kernel[0] * self.kernel[1]
     }

@@ -22,7 +22,7 @@ use super::matmul::{Layout, Product, Splits, Window};
 use super::pixels::{Pixels, empty, zeros};
 use super::sizes::Class;
 use super::workspace::workspace_bytes;
-use crate::operands::{ConvConfig, Convolved, Moments};
+use crate::operands::{ConvConfig, Convolved, Maybe};
 use crate::shapes::expect;
 use burn::backend::DType;
 use burn::backend::TensorMetadata;
@@ -111,7 +111,7 @@ pub(crate) fn forward(x: CubeTensor, w: CubeTensor, bias: Option<CubeTensor>, si
 pub(crate) fn forward_moments(x: CubeTensor, w: CubeTensor, options: &ConvOptions<2>) -> Convolved<CubeBackend> {
     let g = Geometry::new(dims4(&x), dims4(&w), options);
     if g.empty() {
-        return Convolved { y: zeros(&x, g.result(), x.dtype), moments: Moments::Unknown };
+        return Convolved { y: zeros(&x, g.result(), x.dtype), moments: Maybe::None };
     }
     let y = empty(&x, g.result(), x.dtype);
     let (x, w) = (Pixels::new(x), into_contiguous(w));

@@ -38,12 +38,12 @@ pub(crate) mod trace;
 mod units;
 mod workspace;
 
-use crate::operands::{Bias, ConvConfig, Convolved, Moments, NormChannels, NormGrads, NormOutput, NormStep};
-use crate::ops::{Keeps, KernelOps};
-use crate::planes::HALF_GRADIENTS;
+use crate::operands::{ConvConfig, Convolved, Maybe, NormChannels, NormGrads, NormOutput, NormStep};
+use crate::ops::KernelOps;
+use crate::planes::{HALF_GRADIENTS, Parts};
 use crate::policy::Lowering;
 use crate::portable;
-use burn::backend::ops::FloatTensorOps;
+use burn::backend::ops::{FloatTensorOps, ModuleOps};
 use burn::backend::{DType, Scalar};
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
@@ -75,29 +75,28 @@ fn of_type(tensor: CubeTensor, dtype: DType) -> CubeTensor {
     if tensor.dtype == dtype { tensor } else { CubeBackend::float_cast(tensor, dtype.into()) }
 }
 
-impl Keeps for CubeBackend {
+impl KernelOps for CubeBackend {
     /// What a mid-range card reads and writes in the 5 us that a launch costs.
     const KEPT: usize = 768 << 10;
-}
 
-impl KernelOps for CubeBackend {
-    fn conv_forward(x: CubeTensor, weight: CubeTensor, bias: Bias<Self>, config: ConvConfig) -> CubeTensor {
+    fn conv_forward(x: CubeTensor, weight: CubeTensor, bias: Maybe<Self>, config: ConvConfig) -> CubeTensor {
         if ours(&x, Some(&weight), &config) {
             return conv::forward(x, weight, bias.into_option(), false, &config.to_burn());
         }
         // Burn's take all of one type; parameters are f32 whatever images are.
         let (weight, bias) = (of_type(weight, x.dtype), bias.into_option().map(|bias| of_type(bias, x.dtype)));
-        portable::conv_forward::<Self>(x, weight, bias, config)
+        Self::conv2d(x, weight, bias, config.to_burn())
     }
 
-    fn conv_forward_moments(x: CubeTensor, weight: CubeTensor, config: ConvConfig) -> Convolved<Self> {
+    fn conv_joined(x: Parts<Self>, weight: CubeTensor, config: ConvConfig) -> Convolved<Self> {
+        let x = crate::planes::join::<Self>(x.0);
         if ours(&x, Some(&weight), &config) {
             return conv::forward_moments(x, weight, &config.to_burn());
         }
-        Convolved { y: Self::conv_forward(x, weight, Bias::Zero, config), moments: Moments::Unknown }
+        Convolved { y: Self::conv_forward(x, weight, Maybe::None, config), moments: Maybe::None }
     }
 
-    fn conv_silu(x: CubeTensor, weight: CubeTensor, bias: Bias<Self>, config: ConvConfig) -> CubeTensor {
+    fn conv_silu(x: CubeTensor, weight: CubeTensor, bias: Maybe<Self>, config: ConvConfig) -> CubeTensor {
         if ours(&x, Some(&weight), &config) {
             return conv::forward(x, weight, bias.into_option(), true, &config.to_burn());
         }
@@ -120,7 +119,7 @@ impl KernelOps for CubeBackend {
         if dw.dtype == DType::F32 { dw } else { Self::float_div_scalar(of_type(dw, DType::F32), Scalar::Float(HALF_GRADIENTS.into())) }
     }
 
-    fn norm_act(x: CubeTensor, moments: Moments<Self>, channels: NormChannels<Self>, step: NormStep) -> NormOutput<Self> {
+    fn norm_act(x: CubeTensor, moments: Maybe<Self>, channels: NormChannels<Self>, step: NormStep) -> NormOutput<Self> {
         if covers_images(&[&x], channels.all()) {
             return norm::norm_act(x, moments, channels, step);
         }

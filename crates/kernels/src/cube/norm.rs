@@ -13,7 +13,7 @@ use super::norm_kernels::{
 };
 use super::pixels::{Pixels, empty};
 use super::shared::shared_memory_works;
-use crate::operands::{Moments, NormChannels, NormGrads, NormOutput, NormStep};
+use crate::operands::{Maybe, NormChannels, NormGrads, NormOutput, NormStep};
 use crate::shapes::expect;
 use burn::backend::DType;
 use burn::backend::cubecl::dtype_to_storage_type;
@@ -156,7 +156,7 @@ fn in_order(NormChannels { mean, variance, gamma, beta }: NormChannels<CubeBacke
 /// [`KernelOps::norm_act`](crate::ops::KernelOps::norm_act) of what [`covers_images`](super::launch::covers_images) allows.
 pub(super) fn norm_act(
     x: CubeTensor,
-    moments: Moments<CubeBackend>,
+    moments: Maybe<CubeBackend>,
     channels: NormChannels<CubeBackend>,
     step: NormStep,
 ) -> NormOutput<CubeBackend> {
@@ -164,8 +164,8 @@ pub(super) fn norm_act(
     let x = Pixels::new(x);
     let plan = Plan::new(&x);
     let parts = match moments {
-        Moments::Unknown => plan.moments(&x),
-        Moments::OfBlocks { parts } => parts,
+        Maybe::None => plan.moments(&x),
+        Maybe::Some(parts) => parts,
     };
     let [mean, variance, running_mean, running_variance] = plan.statistics(&parts, [old_mean, old_variance], step);
     let output = plan.output(&x, [&mean, &variance, &gamma, &beta], step);

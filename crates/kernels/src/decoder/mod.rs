@@ -27,9 +27,7 @@ pub const BLOCKED: f32 = -1e30;
 #[backend_extension(Flex, Cube, Autodiff)]
 pub trait DecoderOps: PlaneOps {
     /// `x / sqrt(mean(x²) + ε) ⊙ w` over the last dimension, K (Zhang and Sennrich 2019). x `[.., K]`, w `[K]`.
-    fn rms_norm(x: Float<Self>, weight: Float<Self>, epsilon: f64) -> Float<Self> {
-        portable::rms_norm::<Self>(x, weight, epsilon)
-    }
+    fn rms_norm(x: Float<Self>, weight: Float<Self>, epsilon: f64) -> Float<Self>;
 
     /// Its gradient for x: with `ρ = 1 / sqrt(mean(x²) + ε)` and `g = w ⊙ dy`, `dx = ρ (g - x ρ² mean(g ⊙ x))`.
     fn rms_norm_data_grad(x: Float<Self>, weight: Float<Self>, dy: Float<Self>, epsilon: f64) -> Float<Self> {
@@ -47,9 +45,7 @@ pub trait DecoderOps: PlaneOps {
     }
 
     /// `gate sigmoid(gate) ⊙ up` (Shazeer 2020), any shape.
-    fn swiglu(gate: Float<Self>, up: Float<Self>) -> Float<Self> {
-        portable::swiglu::<Self>(gate, up)
-    }
+    fn swiglu(gate: Float<Self>, up: Float<Self>) -> Float<Self>;
 
     /// Its gradients for gate and up: with s = sigmoid(gate), `dy up s (1 + gate (1 - s))` and `dy gate s`.
     fn swiglu_grad(gate: Float<Self>, up: Float<Self>, dy: Float<Self>) -> (Float<Self>, Float<Self>) {
@@ -68,10 +64,7 @@ pub trait DecoderOps: PlaneOps {
 
     /// Turns the two halves of each head as the coordinates of d / 2 rotations (Su et al. 2021), and puts heads before positions: queries and keys
     /// `[B, S, n, d]`, each of its own n, to `[B, n, S, d]`; cos and sin `[1 or B, 1, S, d / 2]`.
-    fn rotate(q: Float<Self>, k: Float<Self>, cos: Float<Self>, sin: Float<Self>) -> (Float<Self>, Float<Self>) {
-        let one = |x| portable::rotate::<Self>(x, cos.clone(), sin.clone());
-        (one(q), one(k))
-    }
+    fn rotate(q: Float<Self>, k: Float<Self>, cos: Float<Self>, sin: Float<Self>) -> (Float<Self>, Float<Self>);
 
     /// The way back, which is also the gradient: `[B, n, S, d]` to `[B, S, n, d]`.
     fn rotate_back(q: Float<Self>, k: Float<Self>, cos: Float<Self>, sin: Float<Self>) -> (Float<Self>, Float<Self>) {

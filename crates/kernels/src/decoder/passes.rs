@@ -6,14 +6,12 @@ use crate::cpu::simd::{Simd, Task};
 /// `Σ f(i ..)` over `len` values in order: `f(at, n)` returns the vector of the n values at `at`, 0 beyond n.
 #[inline(always)]
 fn sum<S: Simd>(simd: S, len: usize, f: impl Fn(usize, usize) -> S::V) -> f64 {
-    let (mut total, mut at) = (0.0, 0);
-    while at < len {
-        let end = (at + RUN * S::LANES).min(len);
+    let mut total = 0.0;
+    for start in (0..len).step_by(RUN * S::LANES) {
+        let end = len.min(start + RUN * S::LANES);
         let mut lanes = simd.zero();
-        while at < end {
-            let n = (end - at).min(S::LANES);
-            lanes = simd.add(lanes, f(at, n));
-            at += n;
+        for at in (start..end).step_by(S::LANES) {
+            lanes = simd.add(lanes, f(at, S::LANES.min(end - at)));
         }
         total += simd.total(lanes, S::LANES);
     }

@@ -12,8 +12,7 @@ fn plus<B: Backend>(x: Float<B>, by: f64) -> Float<B> {
 
 /// w `[K]` as `[1, .., 1, K]`, with as many dimensions as `x`.
 fn beside<B: Backend>(weight: Float<B>, x: &Float<B>) -> Float<B> {
-    let mut shape = vec![1; x.shape().num_dims()];
-    shape.pop();
+    let mut shape = vec![1; x.shape().num_dims() - 1];
     shape.push(weight.shape().num_elements());
     B::float_reshape(weight, Shape::from(shape))
 }

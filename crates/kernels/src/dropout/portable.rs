@@ -7,13 +7,11 @@ use burn::tensor::TensorData;
 use super::mask::Mask;
 use crate::draws::unit_at;
 
-/// [`DropoutOps::dropout`](super::DropoutOps::dropout)
 pub(super) fn dropout<B: Backend>(x: Float<B>, mask: Mask) -> Float<B> {
     let factors = from_host::<B>(&x, |i| mask.at(i));
     B::float_mul(x, factors)
 }
 
-/// [`DropoutOps::add_noise`](super::DropoutOps::add_noise)
 pub(super) fn add_noise<B: Backend>(x: Float<B>, key: u64, scale: f64) -> Float<B> {
     let noise = from_host::<B>(&x, |i| ((unit_at(key, i as u64) * 2.0 - 1.0) * scale) as f32);
     B::float_add(x, noise)

@@ -23,14 +23,10 @@ use crate::shapes;
 pub trait LogitOps: Backend {
     /// `Σ softplus(x)` over the rows `start .. start + len` of every image, `[1]`, and there `sigmoid(x)`, `[B, len, A]`, without gradient. The
     /// same bits for any number of threads.
-    fn softplus_sum(x: Float<Self>, start: usize, len: usize) -> (Float<Self>, Float<Self>) {
-        portable::softplus_sum::<Self>(x, start, len)
-    }
+    fn softplus_sum(x: Float<Self>, start: usize, len: usize) -> (Float<Self>, Float<Self>);
 
     /// The gradient of that sum for x, of C = `total` rows, from sigmoid(x) and dy, `[1]`.
-    fn softplus_sum_grad(slope: Float<Self>, dy: Float<Self>, start: usize, total: usize) -> Float<Self> {
-        portable::softplus_sum_grad::<Self>(slope, dy, start, total)
-    }
+    fn softplus_sum_grad(slope: Float<Self>, dy: Float<Self>, start: usize, total: usize) -> Float<Self>;
 
     /// What an assigner asks of raw outputs, without gradient: the four corners of every image in pixels, `centre -/+ expected bins` times the
     /// anchor's stride, then `sigmoid(x)` of some of the `B C` rows; `[4 B + chosen, A]`. Centres `[1, 2, A]` (x row, y row), strides `[1, 1, A]`.
@@ -40,9 +36,7 @@ pub trait LogitOps: Backend {
     }
 
     /// `Σ k softmax(x)_k` over each of the first `sides` groups of `bins` rows, `[B, sides, A]`, without gradient.
-    fn expectation(x: Float<Self>, sides: usize, bins: usize) -> Float<Self> {
-        portable::expectation::<Self>(x, sides, bins)
-    }
+    fn expectation(x: Float<Self>, sides: usize, bins: usize) -> Float<Self>;
 }
 
 /// What an assigner asks of raw outputs x `[B, C, A]`: see [`LogitOps::predictions`]. `chosen` are rows among the `B C` of x.

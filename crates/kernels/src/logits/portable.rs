@@ -6,14 +6,12 @@ use burn::backend::tensor::FloatTensor as Float;
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{Shape, Slice, TensorData};
 
-/// [`LogitOps::softplus_sum`](super::LogitOps::softplus_sum)
 pub(super) fn softplus_sum<B: Backend>(x: Float<B>, start: usize, len: usize) -> (Float<B>, Float<B>) {
     let x = B::float_slice(x, &[Slice::full(), Slice::from(start..start + len)]);
     let sum = B::float_sum(B::log_sigmoid(B::float_neg(x.clone())));
     (B::float_neg(sum), B::sigmoid(x))
 }
 
-/// [`LogitOps::softplus_sum_grad`](super::LogitOps::softplus_sum_grad)
 pub(super) fn softplus_sum_grad<B: Backend>(slope: Float<B>, dy: Float<B>, start: usize, total: usize) -> Float<B> {
     let [b, len, a] = slope.shape().dims();
     let zeros = B::float_zeros(Shape::new([b, total, a]), &slope.device(), slope.dtype().into());
@@ -38,7 +36,6 @@ pub(super) fn predictions<B: Backend>(x: Float<B>, sides: Float<B>, centres: Flo
     B::float_cat(vec![corners, scores], 0)
 }
 
-/// [`LogitOps::expectation`](super::LogitOps::expectation)
 pub(super) fn expectation<B: Backend>(x: Float<B>, sides: usize, bins: usize) -> Float<B> {
     let [b, _, a] = x.shape().dims();
     let x = B::float_slice(x, &[Slice::full(), Slice::from(0..sides * bins)]);

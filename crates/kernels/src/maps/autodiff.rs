@@ -9,7 +9,7 @@ use super::operands::{Maps, StoredMap, Wanted};
 use super::portable::{flat, shaped};
 use super::{MOST_MAPS, MapOps, portable};
 use crate::cpu::Precision;
-use crate::operands::Bias;
+use crate::operands::Maybe;
 use crate::planes::Parts;
 use crate::products::{Branch, ProductOps, StoredWeight};
 use crate::several::recorded_several;
@@ -87,7 +87,7 @@ fn recorded<B: MapOps, C: CheckpointStrategy>(
                 dx
             });
         } else {
-            of_branches = backward(kept, maps, Parts(dys), order, Bias::Zero, wanted, precision).0.into_iter();
+            of_branches = backward(kept, maps, Parts(dys), order, Maybe::None, wanted, precision).0.into_iter();
         }
         for (side, grad) in sides.into_iter().zip(of_branches) {
             parents.give::<B>(side, || grad);
@@ -125,7 +125,7 @@ fn with_biases<B: MapOps, C: CheckpointStrategy>(
 }
 
 impl<B: MapOps, C: CheckpointStrategy> MapOps for Autodiff<B, C> {
-    fn maps(x: Float<Self>, maps: Maps<Self>, onto: Bias<Self>, precision: Precision) -> Parts<Self> {
+    fn maps(x: Float<Self>, maps: Maps<Self>, onto: Maybe<Self>, precision: Precision) -> Parts<Self> {
         let together = !maps.0.iter().any(is_trained);
         Parts(with_biases::<B, C>(x, maps, onto.into_option(), precision, together))
     }
@@ -135,7 +135,7 @@ impl<B: MapOps, C: CheckpointStrategy> ProductOps for Autodiff<B, C> {
     fn linear_forward(
         x: Float<Self>,
         weight: StoredWeight<Self>,
-        bias: Bias<Self>,
+        bias: Maybe<Self>,
         branch: Branch<Self>,
         precision: Precision,
     ) -> Float<Self> {

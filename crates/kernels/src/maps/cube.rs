@@ -24,7 +24,7 @@ use crate::cube::packing::Packing;
 use crate::cube::pixels::{empty, replacement, view};
 use crate::cube::shared_memory_works;
 use crate::cube::trace::{note, note_room};
-use crate::operands::Bias;
+use crate::operands::Maybe;
 use crate::planes::Parts;
 use crate::policy::{Lowering, default_lowering};
 use crate::products::{ProductOps, StoredBranch, StoredWeight, factors, in_words, rounded};
@@ -361,7 +361,7 @@ impl Settled {
 }
 
 impl MapOps for CubeBackend {
-    fn maps(x: CubeTensor, maps: Maps<Self>, onto: Bias<Self>, precision: Precision) -> Parts<Self> {
+    fn maps(x: CubeTensor, maps: Maps<Self>, onto: Maybe<Self>, precision: Precision) -> Parts<Self> {
         let mut onto = onto.into_option();
         if !ours([&x].into_iter().chain(&onto), &maps, precision) {
             return portable::maps::<Self>(x, maps, onto.into(), precision);
@@ -393,7 +393,7 @@ impl MapOps for CubeBackend {
         maps: Maps<Self>,
         dys: Parts<Self>,
         order: Vec<usize>,
-        held: Bias<Self>,
+        held: Maybe<Self>,
         wanted: Wanted,
         precision: Precision,
     ) -> Parts<Self> {

@@ -19,7 +19,7 @@ use burn::tensor::Tensor;
 pub use operands::{Maps, StoredMap, Wanted};
 
 use crate::cpu::Precision;
-use crate::operands::Bias;
+use crate::operands::Maybe;
 use crate::planes::{Parts, PlaneOps};
 use crate::products::{LowRank, ProductOps, StoredBranch, Weight};
 use crate::shapes;
@@ -31,7 +31,7 @@ pub const MOST_MAPS: usize = 3;
 #[backend_extension(Flex, Cube, Autodiff)]
 pub trait MapOps: ProductOps + PlaneOps {
     /// `x Wᵀ + b + s (x Aᵀ) Bᵀ` of each map, `onto` added to the first; behind them what [`maps_grad`](Self::maps_grad) likes to have besides.
-    fn maps(x: Float<Self>, #[extension_type] maps: Maps<Self>, #[extension_type] onto: Bias<Self>, precision: Precision) -> Parts<Self> {
+    fn maps(x: Float<Self>, #[extension_type] maps: Maps<Self>, #[extension_type] onto: Maybe<Self>, precision: Precision) -> Parts<Self> {
         portable::maps::<Self>(x, maps, onto, precision)
     }
 
@@ -44,7 +44,7 @@ pub trait MapOps: ProductOps + PlaneOps {
         #[extension_type] maps: Maps<Self>,
         #[extension_type] dys: Parts<Self>,
         order: Vec<usize>,
-        #[extension_type] held: Bias<Self>,
+        #[extension_type] held: Maybe<Self>,
         wanted: Wanted,
         precision: Precision,
     ) -> Parts<Self> {
@@ -68,10 +68,7 @@ pub struct Map {
 
 /// `y = x (W + s B A)ᵀ + b` of each map, x `[.., in]` to `[.., out]`, differentiable; `onto` `[.., out]` is added to the first.
 ///
-/// The gradients are made at once, when those of the results have come; one that nobody reads counts as zeros.
-///
-/// # Panics
-/// If the shapes do not fit each other, or there are more maps than [`MOST_MAPS`].
+/// The gradients are made at once, when those of the results have come; one that nobody reads counts as zeros. There are [`MOST_MAPS`] maps at most.
 pub fn maps<const N: usize, const D: usize>(x: Tensor<D>, maps: [Map; N], onto: Option<Tensor<D>>, precision: Precision) -> [Tensor<D>; N] {
     assert!(N > 0 && N <= MOST_MAPS, "{N} maps of an input");
     let input = x.dims()[D - 1];
@@ -93,7 +90,7 @@ pub fn maps<const N: usize, const D: usize>(x: Tensor<D>, maps: [Map; N], onto: 
         shapes::expect("what the first result is added to", onto.dims(), shape);
     }
     let stored = Maps(maps.into_iter().map(Map::into_dispatch).collect());
-    let onto = onto.map_or(Bias::Zero, |onto| Bias::Channels(onto.into_dispatch()));
+    let onto = onto.map_or(Maybe::None, |onto| Maybe::Some(onto.into_dispatch()));
     let mut results = Dispatch::maps(x.into_dispatch(), stored, onto, precision).0.into_iter();
     std::array::from_fn(|_| Tensor::from_dispatch(results.next().unwrap_or_else(|| unreachable!("a result of each map"))))
 }

@@ -6,7 +6,7 @@ use burn::tensor::Shape;
 
 use super::operands::{Maps, StoredMap, Wanted};
 use crate::cpu::Precision;
-use crate::operands::Bias;
+use crate::operands::Maybe;
 use crate::planes::{Parts, PlaneOps};
 use crate::products::{ProductOps, StoredBranch};
 
@@ -25,7 +25,7 @@ pub(super) fn shaped<B: Backend>(y: Float<B>, like: &Shape) -> Float<B> {
     B::float_reshape(y, shape)
 }
 
-pub(super) fn maps<B: ProductOps + PlaneOps>(x: Float<B>, maps: Maps<B>, onto: Bias<B>, precision: Precision) -> Parts<B> {
+pub(super) fn maps<B: ProductOps + PlaneOps>(x: Float<B>, maps: Maps<B>, onto: Maybe<B>, precision: Precision) -> Parts<B> {
     let (mut onto, shape) = (onto.into_option(), x.shape());
     let x = flat::<B>(x);
     let one = |StoredMap { weight, bias, branch }: StoredMap<B>| {
@@ -43,7 +43,7 @@ pub(super) fn maps_grad<B: ProductOps + PlaneOps>(
     maps: Maps<B>,
     dys: Parts<B>,
     order: Vec<usize>,
-    held: Bias<B>,
+    held: Maybe<B>,
     wanted: Wanted,
     precision: Precision,
 ) -> Parts<B> {

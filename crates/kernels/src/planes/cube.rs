@@ -7,6 +7,7 @@
 use burn::backend::DType;
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::backend::ops::FloatTensorOps;
+use burn::tensor::Slice;
 use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
@@ -97,7 +98,7 @@ fn is_view(x: &CubeTensor, start: usize, len: usize) -> bool {
 impl PlaneOps for CubeBackend {
     fn concat_channels(parts: Parts<Self>) -> CubeTensor {
         if parts.0.is_empty() || !same_type(&parts.0) {
-            return portable::concat_channels::<Self>(parts);
+            return Self::float_cat(parts.0, 1);
         }
         let last = parts.0.iter().all(channels_last);
         let parts: Vec<Ordered> = parts.0.into_iter().map(|part| Ordered::like(part, last)).collect();
@@ -131,7 +132,7 @@ impl PlaneOps for CubeBackend {
 
     fn slice_channels(x: CubeTensor, start: usize, len: usize) -> CubeTensor {
         if len == 0 || !covers_images(&[&x], []) || is_view(&x, start, len) {
-            return portable::slice_channels::<Self>(x, start, len);
+            return Self::float_slice(x, &[Slice::full(), Slice::from(start..start + len)]);
         }
         let whole = Ordered::new(x);
         let [n, _, h, w] = whole.dims;

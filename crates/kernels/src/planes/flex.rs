@@ -2,6 +2,7 @@
 
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Flex, TensorMetadata};
+use burn::tensor::Slice;
 use burn_flex::FlexTensor;
 
 use super::{Parts, PlaneOps, kernels, portable};
@@ -22,7 +23,7 @@ fn map(x: FlexTensor, dims: [usize; 4], write: impl FnOnce(&[f32], &mut [f32])) 
 
 impl PlaneOps for Flex {
     fn concat_channels(parts: Parts<Self>) -> FlexTensor {
-        let Some(dims) = parts.0.iter().map(ours).collect::<Option<Vec<_>>>() else { return portable::concat_channels::<Self>(parts) };
+        let Some(dims) = parts.0.iter().map(ours).collect::<Option<Vec<_>>>() else { return Self::float_cat(parts.0, 1) };
         let parts: Vec<FlexTensor> = parts.0.into_iter().map(contiguous).collect();
         let [n, _, h, w] = dims[0];
         let total = dims.iter().map(|d| d[1]).sum();
@@ -43,7 +44,7 @@ impl PlaneOps for Flex {
     }
 
     fn slice_channels(x: FlexTensor, start: usize, len: usize) -> FlexTensor {
-        let Some([n, _, h, w]) = ours(&x) else { return portable::slice_channels::<Self>(x, start, len) };
+        let Some([n, _, h, w]) = ours(&x) else { return Self::float_slice(x, &[Slice::full(), Slice::from(start..start + len)]) };
         map(x, [n, len, h, w], |x, out| kernels::slice(x, n, start * h * w, out))
     }
 

@@ -18,7 +18,7 @@ fn pieces<'a, 'b>(moves: impl IntoIterator<Item = Move<'a, 'b>>) -> Vec<Move<'a,
     moves.into_iter().flat_map(cut).collect()
 }
 
-fn carry_out<'a, 'b>(moves: impl IntoIterator<Item = Move<'a, 'b>>) {
+pub(crate) fn carry_out<'a, 'b>(moves: impl IntoIterator<Item = Move<'a, 'b>>) {
     pieces(moves).into_par_iter().for_each(|(to, from)| match from {
         Some(from) => to.copy_from_slice(from),
         None => to.fill(0.0),

@@ -26,19 +26,13 @@ use crate::shapes;
 #[backend_extension(Flex, Cube, Autodiff)]
 pub trait PlaneOps: Backend {
     /// The parts side by side along the channels.
-    fn concat_channels(#[extension_type] parts: Parts<Self>) -> Float<Self> {
-        portable::concat_channels::<Self>(parts)
-    }
+    fn concat_channels(#[extension_type] parts: Parts<Self>) -> Float<Self>;
 
     /// `a + b`, of one shape.
-    fn add(a: Float<Self>, b: Float<Self>) -> Float<Self> {
-        Self::float_add(a, b)
-    }
+    fn add(a: Float<Self>, b: Float<Self>) -> Float<Self>;
 
     /// Channels `start .. start + len`.
-    fn slice_channels(x: Float<Self>, start: usize, len: usize) -> Float<Self> {
-        portable::slice_channels::<Self>(x, start, len)
-    }
+    fn slice_channels(x: Float<Self>, start: usize, len: usize) -> Float<Self>;
 
     /// x as the channels from `before` on of `total`, zeros around it: the gradient of [`slice_channels`](Self::slice_channels).
     fn pad_channels(x: Float<Self>, before: usize, total: usize) -> Float<Self> {
@@ -51,9 +45,7 @@ pub trait PlaneOps: Backend {
     }
 
     /// Maximum over the `kernel` x `kernel` window around each pixel (odd kernel, stride 1, same size).
-    fn max_pool_same(x: Float<Self>, kernel: usize) -> Float<Self> {
-        portable::max_pool_same::<Self>(x, kernel)
-    }
+    fn max_pool_same(x: Float<Self>, kernel: usize) -> Float<Self>;
 
     /// Its gradient: each dy goes to the first maximum of its window, row by row.
     fn max_pool_same_grad(x: Float<Self>, dy: Float<Self>, kernel: usize) -> Float<Self> {
@@ -66,9 +58,7 @@ pub trait PlaneOps: Backend {
     }
 
     /// Each pixel becomes 2 x 2.
-    fn double(x: Float<Self>) -> Float<Self> {
-        portable::double::<Self>(x)
-    }
+    fn double(x: Float<Self>) -> Float<Self>;
 
     /// The gradient of [`double`](Self::double): each pixel is the sum of its four.
     fn double_grad(dy: Float<Self>) -> Float<Self> {
@@ -88,6 +78,19 @@ pub(crate) fn join<B: PlaneOps>(parts: Vec<Float<B>>) -> Float<B> {
         Ok([alone]) => alone,
         Err(parts) => B::concat_channels(Parts(parts)),
     }
+}
+
+/// The parts of so many channels that make `whole` together.
+pub(crate) fn cut<B: PlaneOps>(whole: Float<B>, channels: &[usize]) -> Vec<Float<B>> {
+    if channels.len() == 1 {
+        return vec![whole];
+    }
+    let mut start = 0;
+    let part = |&channels: &usize| {
+        start += channels;
+        B::slice_channels(whole.clone(), start - channels, channels)
+    };
+    channels.iter().map(part).collect()
 }
 
 /// `x + y`, both `[N, C, H, W]`.

@@ -5,16 +5,7 @@ use burn::backend::tensor::FloatTensor as Float;
 use burn::backend::{Backend, TensorMetadata, get_or_init_device_settings};
 use burn::tensor::{Shape, Slice};
 
-use super::parts::Parts;
 use crate::portable::shape_only;
-
-pub(super) fn concat_channels<B: Backend>(parts: Parts<B>) -> Float<B> {
-    B::float_cat(parts.0, 1)
-}
-
-pub(super) fn slice_channels<B: Backend>(x: Float<B>, start: usize, len: usize) -> Float<B> {
-    B::float_slice(x, &[Slice::full(), Slice::from(start..start + len)])
-}
 
 pub(super) fn pad_channels<B: Backend>(x: Float<B>, before: usize, total: usize) -> Float<B> {
     let [n, c, h, w] = x.shape().dims();

@@ -95,6 +95,18 @@ fn int8_is_off_by_half_a_step_at_most() {
     }
 }
 
+/// Of scales below 2.9e-39 the inverse is too large for an f32.
+#[test]
+fn the_smallest_values_are_off_by_no_more() {
+    let mut values: Vec<f32> = noise(3, 128).iter().map(|v| v * 1e-39).collect();
+    values[5] = 0.0;
+    for (form, (codes, scales), step) in [(Form::Int8, int8::encode(&values, 128), 1.0 / 250.0), (Form::Nf4, nf4::encode(&values), 0.2)] {
+        let back = decoded(form, &codes, &scales, [1, 128]);
+        assert!(values.iter().zip(&back).all(|(v, b)| (v - b).abs() <= 1e-39 * step), "{form:?}: {values:?} are {back:?}");
+        assert_eq!(back[5], 0.0, "{form:?}");
+    }
+}
+
 /// Blocks of 32 values: a scale in f32 and bytes, as a file could have them.
 const CODING: Coding = Coding { len: 32, bytes: 36, decode };
 

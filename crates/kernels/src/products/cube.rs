@@ -16,7 +16,7 @@ use crate::cube::launch::{is_image_type, launch};
 use crate::cube::matrices::product_with;
 use crate::cube::packing::Packing;
 use crate::cube::pixels::empty;
-use crate::operands::Bias;
+use crate::operands::Maybe;
 use crate::policy::{Lowering, default_lowering};
 
 /// The upper half of an f32 is a bf16: two a word.
@@ -101,7 +101,7 @@ impl ProductOps for CubeBackend {
     fn linear_forward(
         x: CubeTensor,
         weight: StoredWeight<Self>,
-        bias: Bias<Self>,
+        bias: Maybe<Self>,
         branch: Branch<Self>,
         precision: Precision,
     ) -> CubeTensor {

@@ -12,7 +12,7 @@ use super::{Branch, Operand, ProductOps, Stored, StoredBranch, StoredWeight, Ter
 use crate::buffers::{all_f32, contiguous, take, tensor, values};
 use crate::cpu::simd;
 use crate::cpu::{Precision, scratch};
-use crate::operands::Bias;
+use crate::operands::Maybe;
 
 /// The values of a weight that [`settled`] returned.
 fn stored(weight: &StoredWeight<Flex>) -> Stored<'_> {
@@ -112,7 +112,7 @@ impl ProductOps for Flex {
     fn linear_forward(
         x: FlexTensor,
         weight: StoredWeight<Self>,
-        bias: Bias<Self>,
+        bias: Maybe<Self>,
         branch: Branch<Self>,
         precision: Precision,
     ) -> FlexTensor {

@@ -3,14 +3,20 @@
 /// The largest code.
 const TOP: f32 = 127.0;
 
+/// Numbers divided by x: times 1 / x, unless that is too large for an f32. By 0 all are 0: a block of zeros stays one.
+pub(super) fn by(x: f32) -> impl Fn(f32) -> f32 {
+    let inverse = if x == 0.0 { 0.0 } else { 1.0 / x };
+    move |v| if inverse.is_finite() { v * inverse } else { v / x }
+}
+
 /// Finite values in rows of `columns` as codes, filled up to whole words, and the rows' scales.
 pub(super) fn encode(values: &[f32], columns: usize) -> (Vec<u8>, Vec<f32>) {
     let mut codes = vec![0; values.len().next_multiple_of(4)];
     let rows = values.chunks(columns.max(1)).zip(codes.chunks_mut(columns.max(1)));
     let scale = |(row, codes): (&[f32], &mut [u8])| {
         let scale = row.iter().fold(0f32, |max, v| max.max(v.abs())) / TOP;
-        let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
-        row.iter().zip(codes).for_each(|(v, code)| *code = (v * inverse).round().clamp(-TOP, TOP) as i8 as u8);
+        let quotient = by(scale);
+        row.iter().zip(codes).for_each(|(&v, code)| *code = quotient(v).round().clamp(-TOP, TOP) as i8 as u8);
         scale
     };
     let scales = rows.map(scale).collect();

@@ -25,7 +25,7 @@ mod weight;
 
 use burn::backend::tensor::FloatTensor as Float;
 use burn::backend::{Dispatch, backend_extension};
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{Device, Tensor};
 
 pub use branch::{Branch, StoredBranch};
 pub(crate) use cube::{factors, in_words, rounded};
@@ -36,7 +36,7 @@ pub use weight::{Blocks, StoredWeight, Weight};
 
 use crate::cpu::Precision;
 use crate::matrices::MatrixOps;
-use crate::operands::Bias;
+use crate::operands::Maybe;
 use crate::shapes;
 
 /// Linear maps: x `[N, in]`, weight `[out, in]` of any float type or in blocks, bias `[out]`, y and dy `[N, out]`; the low-rank branch has A `[r, in]` and
@@ -47,12 +47,10 @@ pub trait ProductOps: MatrixOps {
     fn linear_forward(
         x: Float<Self>,
         #[extension_type] weight: StoredWeight<Self>,
-        #[extension_type] bias: Bias<Self>,
+        #[extension_type] bias: Maybe<Self>,
         #[extension_type] branch: Branch<Self>,
         precision: Precision,
-    ) -> Float<Self> {
-        portable::linear::<Self>(x, factor(weight), bias.into_option(), branch.into_option(), precision)
-    }
+    ) -> Float<Self>;
 
     /// Its gradient for x: `dy W + s (dy B) A`.
     fn linear_data_grad(
@@ -75,9 +73,7 @@ pub trait ProductOps: MatrixOps {
     }
 
     /// A weight's values in f32, `[out, in]`.
-    fn dense_weight(#[extension_type] weight: StoredWeight<Self>) -> Float<Self> {
-        portable::dense::<Self>(weight, DType::F32)
-    }
+    fn dense_weight(#[extension_type] weight: StoredWeight<Self>) -> Float<Self>;
 }
 
 /// A weight as a factor: as it is, or the values of its blocks in f32.
@@ -118,9 +114,6 @@ pub struct LowRank {
 /// one of the [`maps`](crate::maps()) of x.
 ///
 /// x `[N, in]`, weight `[out, in]` in f32, 16 bits or blocks, bias `[out]` to `[N, out]`.
-///
-/// # Panics
-/// If the shapes do not fit each other.
 pub fn linear(x: Tensor<2>, weight: impl Into<Weight>, bias: Option<Tensor<1>>, precision: Precision) -> Tensor<2> {
     let weight = weight.into();
     let ([_, width], [out, input]) = (x.dims(), weight.dims());

@@ -116,10 +116,9 @@ struct Part<'a> {
 
 impl Part<'_> {
     fn run(mut self, terms: &[Term<'_>], begin: Option<&[f32]>) {
-        let mut accumulate = true;
-        match begin {
-            Some(row) => self.out.iter_mut().for_each(|out| out.copy_from_slice(&row[self.columns.clone()])),
-            None => accumulate = false,
+        let mut accumulate = begin.is_some();
+        if let Some(row) = begin {
+            self.out.iter_mut().for_each(|out| out.copy_from_slice(&row[self.columns.clone()]));
         }
         for term in terms.iter().filter(|term| term.depth > 0) {
             simd::run(term.level, Share { part: &mut self, term, accumulate });
@@ -154,7 +153,7 @@ impl Task for Share<'_, '_> {
         let mut tile = scratch::take(S::NR.min(columns.len().next_multiple_of(S::LANES)) * block);
         let mut decoded = scratch::take(if right.is_coded() { columns.len() * depth.min(BLOCK * S::TERMS) } else { 0 });
         let block_of = |start: usize| start..depth.min(start + BLOCK * S::TERMS);
-        let mut unit = s.tile_unit(Group { size: S::GROUP, apart: 0 });
+        let mut unit = s.unit(S::GROUP, S::GROUP);
         let tile_of = |at: usize| columns.start + at..columns.end.min(columns.start + at + S::NR);
         for start in (0..depth).step_by(BLOCK * S::TERMS) {
             let terms = block_of(start);

@@ -7,6 +7,7 @@
 
 use std::sync::LazyLock;
 
+use super::int8::by;
 use crate::cpu::simd::Simd;
 
 /// Values of a block.
@@ -60,11 +61,6 @@ fn nearest(x: f32, sorted: &[f32]) -> u8 {
     (above - usize::from(lower)) as u8
 }
 
-/// 1 / x, and 0 of 0: a block of zeros stays one.
-fn inverse(x: f32) -> f32 {
-    if x == 0.0 { 0.0 } else { 1.0 / x }
-}
-
 /// Finite values as codes (those of the levels, then those of the blocks' magnitudes), and the scales of the magnitudes, then their mean.
 pub(super) fn encode(values: &[f32]) -> (Vec<u8>, Vec<f32>) {
     let blocks = values.len().div_ceil(BLOCK);
@@ -73,8 +69,9 @@ pub(super) fn encode(values: &[f32]) -> (Vec<u8>, Vec<f32>) {
     let mut largest = Vec::with_capacity(blocks);
     for (block, codes) in values.chunks(BLOCK).zip(levels.chunks_mut(BLOCK / 2)) {
         let magnitude = block.iter().fold(0f32, |max, v| max.max(v.abs()));
+        let quotient = by(magnitude);
+        let level = |&v: &f32| nearest(quotient(v), &LEVELS);
         for (pair, code) in block.chunks(2).zip(codes) {
-            let level = |v: &f32| nearest(v * inverse(magnitude), &LEVELS);
             *code = level(&pair[0]) << 4 | pair.get(1).map_or(0, level);
         }
         largest.push(magnitude);
@@ -83,7 +80,8 @@ pub(super) fn encode(values: &[f32]) -> (Vec<u8>, Vec<f32>) {
     let mut scales = Vec::with_capacity(blocks.div_ceil(GROUP) + 1);
     for (group, codes) in largest.chunks(GROUP).zip(magnitudes.chunks_mut(GROUP)) {
         let scale = group.iter().fold(0f32, |max, m| max.max((m - mean).abs()));
-        group.iter().zip(codes).for_each(|(m, code)| *code = nearest((m - mean) * inverse(scale), &*MAGNITUDES));
+        let quotient = by(scale);
+        group.iter().zip(codes).for_each(|(m, code)| *code = nearest(quotient(m - mean), &*MAGNITUDES));
         scales.push(scale);
     }
     scales.push(mean);

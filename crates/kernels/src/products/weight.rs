@@ -23,9 +23,6 @@ pub struct Blocks {
 
 impl Blocks {
     /// bf16s two to a number: for devices that have no such type, which read them in place of a matrix twice as large. Values that bf16 does not hold are cut.
-    ///
-    /// # Panics
-    /// If there are not as many as the shape says.
     pub fn bf16(values: &[f32], shape: [usize; 2], device: &Device) -> Self {
         check(values.len(), shape);
         let codes = values.iter().flat_map(|v| ((v.to_bits() >> 16) as u16).to_le_bytes()).collect();
@@ -33,18 +30,12 @@ impl Blocks {
     }
 
     /// Int8 with a scale a row: no value is off by more than the 254th part of its row's largest magnitude. `values` are finite, row by row.
-    ///
-    /// # Panics
-    /// If there are not as many as the shape says.
     pub fn int8(values: &[f32], shape: [usize; 2], device: &Device) -> Self {
         check(values.len(), shape);
         Self::new(Form::Int8, int8::encode(values, shape[1]), shape, device)
     }
 
     /// NF4 in blocks of 64 with double quantisation, as bitsandbytes computes it. `values` are finite, row by row.
-    ///
-    /// # Panics
-    /// If there are not as many as the shape says.
     pub fn nf4(values: &[f32], shape: [usize; 2], device: &Device) -> Self {
         check(values.len(), shape);
         Self::new(Form::Nf4, nf4::encode(values), shape, device)

@@ -20,14 +20,10 @@ pub(crate) use flex::ids;
 pub trait RowOps: Backend {
     /// `-log softmax(x)[target]` of each row, `[N]`, and its gradient `softmax(x) - onehot(target)`, `[N, V]`, in x's memory if nobody else
     /// holds it. Logits `[N, V]`, targets `[N]` in 0..V.
-    fn cross_entropy(logits: Float<Self>, targets: IntTensor<Self>) -> (Float<Self>, Float<Self>) {
-        portable::cross_entropy::<Self>(logits, targets)
-    }
+    fn cross_entropy(logits: Float<Self>, targets: IntTensor<Self>) -> (Float<Self>, Float<Self>);
 
     /// The first of the two alone, whose bits it has on the processor; what x's memory holds then is nothing of use.
-    fn cross_entropy_loss(logits: Float<Self>, targets: IntTensor<Self>) -> Float<Self> {
-        Self::cross_entropy(logits, targets).0
-    }
+    fn cross_entropy_loss(logits: Float<Self>, targets: IntTensor<Self>) -> Float<Self>;
 }
 
 /// `-log softmax(x)[target]` of each row, `[N]`, and its gradient with respect to x, `[N, V]`. Logits `[N, V]`, targets `[N]` in 0..V; without

@@ -4,7 +4,6 @@ use burn::backend::tensor::{FloatTensor as Float, IntTensor};
 use burn::backend::{Backend, Scalar, TensorMetadata};
 use burn::tensor::{IndexingUpdateOp, Shape};
 
-/// [`RowOps::cross_entropy`](super::RowOps::cross_entropy)
 pub(crate) fn cross_entropy<B: Backend>(logits: Float<B>, targets: IntTensor<B>) -> (Float<B>, Float<B>) {
     let n = logits.shape()[0];
     let targets = B::int_reshape(targets, Shape::new([n, 1]));

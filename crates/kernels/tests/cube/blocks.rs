@@ -2,7 +2,7 @@
 
 use crate::launches::{assert_ours, trace};
 use crate::support::{cube, data, device, numbers, on_each_device, on_swiftshader, pattern};
-use bellows_kernels::operands::Bias;
+use bellows_kernels::operands::Maybe;
 use bellows_kernels::products::{Branch, Form, ProductOps, StoredBranch, StoredWeight};
 use bellows_kernels::{Blocks, Lowering, Precision, Weight, set_default_lowering};
 use burn::backend::ops::IntTensorOps;
@@ -81,12 +81,12 @@ fn products_read_words() {
         let (x, dy) = (cube(data(1, [n, input])), cube(data(6, [n, out])));
         for (packed, values) in [(words(&values, shape), values), (whole, stands_for)] {
             let [ours, theirs] = [packed.clone(), dense(values, shape)].map(|weight| {
-                let y = CubeBackend::linear_forward(x.clone(), weight.clone(), Bias::Zero, Branch::Zero, Precision::F32);
+                let y = CubeBackend::linear_forward(x.clone(), weight.clone(), Maybe::None, Branch::Zero, Precision::F32);
                 [y, CubeBackend::linear_data_grad(dy.clone(), weight, Branch::Zero, Precision::F32)].map(numbers)
             });
             assert!(ours == theirs && ours.iter().flatten().all(|v| v.is_finite()), "{n} x {out} x {input}");
             assert!(ours.iter().all(|values| values.iter().any(|v| *v != 0.0)));
-            let launched = trace(|| CubeBackend::linear_forward(x.clone(), packed.clone(), Bias::Zero, Branch::Zero, Precision::F32));
+            let launched = trace(|| CubeBackend::linear_forward(x.clone(), packed.clone(), Maybe::None, Branch::Zero, Precision::F32));
             assert_ours(&launched, &[("matmul_kernel", 1), ("add_parts_kernel", forward - 1)]);
             let launched = trace(|| CubeBackend::linear_data_grad(dy.clone(), packed, Branch::Zero, Precision::F32));
             assert_ours(&launched, &[("matmul_kernel", 1), ("add_parts_kernel", backward - 1)]);
@@ -96,7 +96,7 @@ fn products_read_words() {
     let (values, shape) = (cut(pattern(3, 20 * 31)), [20, 31]);
     let branch = || Branch::LowRank(StoredBranch { a: cube(data(4, [4, 31])), b: cube(data(5, [20, 4])), scaling: 0.7 });
     let [ours, theirs] = [words(&values, shape), dense(values, shape)].map(|weight| {
-        let y = CubeBackend::linear_forward(cube(data(1, [9, 31])), weight.clone(), Bias::Zero, branch(), Precision::F32);
+        let y = CubeBackend::linear_forward(cube(data(1, [9, 31])), weight.clone(), Maybe::None, branch(), Precision::F32);
         [y, CubeBackend::linear_data_grad(cube(data(6, [9, 20])), weight, branch(), Precision::F32)].map(numbers)
     });
     assert!(ours == theirs);

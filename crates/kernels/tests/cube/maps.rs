@@ -7,7 +7,7 @@ use crate::support::{Numbers, cases, cube, data, device, flex, flex64, numbers, 
 use bellows_kernels::arena::ArenaOps;
 use bellows_kernels::cube::{Counted, launches, shared_memory_works};
 use bellows_kernels::maps::{MapOps, Maps, StoredMap, Wanted};
-use bellows_kernels::operands::Bias;
+use bellows_kernels::operands::Maybe;
 use bellows_kernels::planes::Parts;
 use bellows_kernels::products::{StoredBranch, StoredWeight};
 use bellows_kernels::{Lowering, Places, Precision, set_default_lowering};
@@ -106,8 +106,8 @@ impl Case {
         };
         let maps = || Maps::<B>(self.maps.iter().enumerate().map(one).collect());
         let optional = |wanted: bool, stream: u64, width: usize| match wanted {
-            true => Bias::Channels(matrix(stream, [rows, width])),
-            false => Bias::Zero,
+            true => Maybe::Some(matrix(stream, [rows, width])),
+            false => Maybe::None,
         };
         let x = matrix(100, [rows, input]);
         let mut results = B::maps(x.clone(), maps(), optional(onto, 101, self.maps[0].0), precision).0;
@@ -183,10 +183,10 @@ fn gradients_of_a_branch_are_no_arena() {
         Maps::<CubeBackend>(vec![StoredMap { weight: StoredWeight::Dense(matrix(1, [out, input])), bias: None, branch }])
     };
     let x = matrix(4, [rows, input]);
-    let mut kept = CubeBackend::maps(x.clone(), maps(), Bias::Zero, Precision::F32).0;
+    let mut kept = CubeBackend::maps(x.clone(), maps(), Maybe::None, Precision::F32).0;
     kept[0] = x;
     let (dys, wanted) = (Parts(vec![matrix(5, [rows, out])]), Wanted { x: false, branches: true });
-    let grads = CubeBackend::maps_grad(Parts(kept), maps(), dys, vec![0], Bias::Zero, wanted, Precision::F32).0;
+    let grads = CubeBackend::maps_grad(Parts(kept), maps(), dys, vec![0], Maybe::None, wanted, Precision::F32).0;
     let flat = |(grad, len): (CubeTensor, usize)| CubeBackend::float_reshape(grad, Shape::new([len]));
     let lengths = [rank * input, out * rank];
     let parts = Parts::<CubeBackend>(grads.into_iter().zip(lengths).map(flat).collect());

@@ -4,8 +4,9 @@ use crate::launches::{assert_ours, trace};
 use crate::support::{self, Numbers, ORDERS, Order, cases, cube, data, device, flex64, image, numbers, on_each_device, pattern};
 use bellows_kernels::NormStep;
 use bellows_kernels::cube::shared_memory_works;
-use bellows_kernels::operands::{Convolved, Moments, NormChannels};
+use bellows_kernels::operands::{Convolved, Maybe, NormChannels};
 use bellows_kernels::ops::KernelOps;
+use bellows_kernels::planes::Parts;
 use burn::tensor::TensorData;
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
@@ -42,7 +43,7 @@ impl Case {
         let [old_mean, old_variance] = running;
         let step = NormStep { epsilon: EPSILON, silu: self.silu, momentum: 0.3 };
         let running = NormChannels::<B> { mean: old_mean, variance: old_variance, gamma: gamma.clone(), beta: beta.clone() };
-        let y = B::norm_act(x.clone(), Moments::Unknown, running, step);
+        let y = B::norm_act(x.clone(), Maybe::None, running, step);
         let channels = NormChannels::<B> { mean: y.mean.clone(), variance: y.variance.clone(), gamma, beta };
         let again = B::norm_act_again(x.clone(), channels.clone(), step);
         let grads = B::norm_act_backward(x, channels, dy, step);
@@ -133,8 +134,8 @@ fn keeps_the_order_and_repeats() {
 pub(crate) fn error_of_moments(conv: support::Case, offset: f32, upload: fn(TensorData) -> CubeTensor) -> f32 {
     let x = conv.x().try_to_vec::<f32>().unwrap().into_iter().map(|v| v + offset).collect::<Vec<_>>();
     let (x, w) = (upload(TensorData::new(x, conv.x)), cube(conv.w()));
-    let Convolved { y, moments } = CubeBackend::conv_forward_moments(x.clone(), w.clone(), conv.config);
-    assert_eq!(matches!(moments, Moments::OfBlocks { .. }), shared_memory_works(&device()), "{conv:?}");
+    let Convolved { y, moments } = CubeBackend::conv_joined(Parts(vec![x.clone()]), w.clone(), conv.config);
+    assert_eq!(matches!(moments, Maybe::Some(_)), shared_memory_works(&device()), "{conv:?}");
     let values = numbers(y.clone());
     assert!(values == numbers(CubeBackend::conv_forward(x, w, None.into(), conv.config)), "{conv:?}: other bits");
 
@@ -145,7 +146,7 @@ pub(crate) fn error_of_moments(conv: support::Case, offset: f32, upload: fn(Tens
     let [mean, variance, gamma, beta] = [mean, variance, gamma, beta].map(cube);
     let ours = CubeBackend::norm_act(y, moments, NormChannels { mean, variance, gamma, beta }, step);
     let [mean, variance, gamma, beta] = [4, 5, 6, 7].map(|stream| flex64(channels(stream)));
-    let exact = Flex::norm_act(flex64(TensorData::new(values, dims)), Moments::Unknown, NormChannels { mean, variance, gamma, beta }, step);
+    let exact = Flex::norm_act(flex64(TensorData::new(values, dims)), Maybe::None, NormChannels { mean, variance, gamma, beta }, step);
     let [of_mean, of_variance] = [exact.mean, exact.variance].map(Numbers::into_f32);
     let pairs = [(ours.running_mean, exact.running_mean), (ours.running_variance, exact.running_variance)];
     let running = pairs.map(|(ours, exact)| support::relative(&numbers(ours), &exact.into_f32()));
@@ -191,9 +192,9 @@ fn statistics_where_the_first_value_is_unlike() {
         (0..c).for_each(|channel| values[channel * h * w] = -offset);
         let x = TensorData::new(values, shape);
         let [mean, variance, gamma, beta] = [4, 5, 6, 7].map(|stream| cube(data(stream, [c])));
-        let ours = CubeBackend::norm_act(cube(x.clone()), Moments::Unknown, NormChannels { mean, variance, gamma, beta }, step);
+        let ours = CubeBackend::norm_act(cube(x.clone()), Maybe::None, NormChannels { mean, variance, gamma, beta }, step);
         let [mean, variance, gamma, beta] = [4, 5, 6, 7].map(|stream| flex64(data(stream, [c])));
-        let exact = Flex::norm_act(flex64(x), Moments::Unknown, NormChannels { mean, variance, gamma, beta }, step);
+        let exact = Flex::norm_act(flex64(x), Maybe::None, NormChannels { mean, variance, gamma, beta }, step);
         let pairs = [(ours.mean, exact.mean, "mean"), (ours.variance, exact.variance, "variance")];
         for (ours, exact, what) in pairs {
             for (ours, exact) in numbers(ours).into_iter().zip(exact.into_f32()) {
@@ -215,7 +216,7 @@ fn a_convolution_leaves_two_launches() {
     let [mean, variance, gamma, beta] = [4, 5, 6, 7].map(|stream| cube(data(stream, [conv.co])));
     shared_memory_works(&device());
     let launched = trace(|| {
-        let Convolved { y, moments } = CubeBackend::conv_forward_moments(x, w, conv.config);
+        let Convolved { y, moments } = CubeBackend::conv_joined(Parts(vec![x]), w, conv.config);
         let step = NormStep { epsilon: EPSILON, silu: true, momentum: 0.3 };
         CubeBackend::norm_act(y, moments, NormChannels { mean, variance, gamma, beta }, step).output
     });

@@ -9,7 +9,7 @@ use bellows_kernels::attention::AttentionOps;
 use bellows_kernels::cube::shared_memory_works;
 use bellows_kernels::decoder::DecoderOps;
 use bellows_kernels::logits::LogitOps;
-use bellows_kernels::operands::{Bias, Moments, NormChannels};
+use bellows_kernels::operands::{Maybe, NormChannels};
 use bellows_kernels::ops::KernelOps;
 use bellows_kernels::planes::PlaneOps;
 use bellows_kernels::products::{Branch, Form, ProductOps, StoredWeight};
@@ -60,6 +60,7 @@ fn convolutions(device: &Device) {
     refused(|| conv2d(x(), w(), Some(zeros([4], device)), config), "bias is [4] and not [5]");
     refused(|| conv2d_silu(x(), w(), Some(zeros([4], device)), config), "bias is [4] and not [5]");
     refused(|| conv2d(x(), w(), None, ConvConfig { stride: [0, 1], ..config }), "stride: [0, 1]");
+    refused(|| conv2d_data_grad(dy(), w(), [0, 8], config), "a convolution of [2, 3, 0, 8] with [5, 3, 3, 3]");
     refused(|| conv2d_data_grad(dy(), w(), [10, 8], config), "dy is [2, 5, 4, 4] and not [2, 5, 5, 4]");
     refused(|| conv2d_data_grad(zeros([2, 6, 4, 4], device), w(), [8, 8], config), "dy is [2, 6, 4, 4] and not [2, 5, 4, 4]");
     refused(|| conv2d_weight_grad(x(), zeros([1, 5, 4, 4], device), [3, 3], config), "dy is [1, 5, 4, 4] and not [2, 5, 4, 4]");
@@ -294,11 +295,11 @@ fn of_another_type_on_the_way_to_a_kernel() {
         let channels = || made([3]);
         let channels = NormChannels::<CubeBackend> { mean: channels(), variance: channels(), gamma: channels(), beta: channels() };
         let step = NormStep { epsilon: 1e-3, silu: true, momentum: 0.1 };
-        let norm = || CubeBackend::norm_act(made([2, 3, 4, 4]), Moments::OfBlocks { parts: halves([3, 3, 2]) }, channels, step);
+        let norm = || CubeBackend::norm_act(made([2, 3, 4, 4]), Maybe::Some(halves([3, 3, 2])), channels, step);
         refused(norm, "norm_statistics_kernel: tensor 0 is F16, and the kernel steps by F32");
 
         let config = ConvConfig::new(1, 1, Lowering::Gemm);
-        let bias = || Bias::<CubeBackend>::Channels(halves([5]));
+        let bias = || Maybe::<CubeBackend>::Some(halves([5]));
         let (image, weight) = (|| made([2, 3, 4, 4]), || made([5, 3, 3, 3]));
         let message = "bias of a product: tensor 0 is F16, and the kernel steps by F32";
         refused(|| CubeBackend::conv_forward(image(), weight(), bias(), config), message);
@@ -312,7 +313,7 @@ fn of_another_type_on_the_way_to_a_kernel() {
         let one = || CubeBackend::float_expand(made([1]), [1000].into());
         refused(|| dense(codes(), one()), "numbers, and 1000 are asked for");
         let product =
-            |codes, scales| CubeBackend::linear_forward(made([1, 8]), blocks(codes, scales), Bias::Zero, Branch::Zero, Precision::F32);
+            |codes, scales| CubeBackend::linear_forward(made([1, 8]), blocks(codes, scales), Maybe::None, Branch::Zero, Precision::F32);
         refused(|| product(codes(), halves([1000])), "scales of a product: tensor 0 is F16, and the kernel steps by F32");
         refused(|| product(codes(), one()), "numbers, and 1000 are asked for");
         refused(|| product(words(TensorData::zeros::<i8, _>([2000])), made([1000])), "and number 7999 is asked for");

@@ -16,30 +16,22 @@ use super::simd::{self, Level};
 use pack::Weights;
 use product::{Phase, Product};
 use view::{Source, Tap, forward_taps};
-
-/// See [`super::forward`].
-pub fn forward(shape: &ConvShape, precision: Precision, x: &[&[f32]], w: &[f32], epilogue: Epilogue<'_>, out: &mut [f32]) {
-    multiply(simd::level().of(precision), &forward_product(shape, w, epilogue), x, &mut [out]);
-}
+pub use weight_grad::weight_grad;
 
 /// Weights packed for the forward pass, of any batch and size of image.
-pub fn prepare(level: Level, shape: &ConvShape, w: &[f32]) -> Buffer {
-    let product = forward_product(shape, w, Epilogue::default());
-    let mut packed = scratch::keep(product::packed_len(level, &product));
-    product::pack(level, &product, &mut packed);
+pub fn prepare(level: Level, shape: &ConvShape, w: &[f32], room: fn(usize) -> Buffer) -> Buffer {
+    packed(level, &forward_product(shape, w, Epilogue::default()), room)
+}
+
+fn packed(level: Level, product: &Product<'_>, room: fn(usize) -> Buffer) -> Buffer {
+    let mut packed = room(product::packed_len(level, product));
+    product::pack(level, product, &mut packed);
     packed
 }
 
-/// [`forward`] with weights that [`prepare`] packed for this level.
-pub fn forward_packed(level: Level, shape: &ConvShape, packed: &[f32], x: &[f32], epilogue: Epilogue<'_>, out: &mut [f32]) {
-    product::multiply(level, &forward_product(shape, &[], epilogue), packed, &[x], &mut [out]);
-}
-
-/// The product, its weights packed for this once.
-fn multiply(level: Level, product: &Product<'_>, source: &[&[f32]], out: &mut [&mut [f32]]) {
-    let mut packed = scratch::take(product::packed_len(level, product));
-    product::pack(level, product, &mut packed);
-    product::multiply(level, product, &packed, source, out);
+/// The forward pass with weights that [`prepare`] packed for this level.
+pub fn forward(level: Level, shape: &ConvShape, packed: &[f32], x: &[&[f32]], epilogue: Epilogue<'_>, out: &mut [f32]) {
+    product::multiply(level, &forward_product(shape, &[], epilogue), packed, x, &mut [out]);
 }
 
 /// The product of the forward pass; of weights that are packed already `w` may be empty.
@@ -57,8 +49,6 @@ fn forward_product<'a>(shape: &ConvShape, w: &'a [f32], epilogue: Epilogue<'a>) 
     }
 }
 
-/// See [`super::data_grad`].
-///
 /// Input row y is read by output row oh at tap kh if y + padding = oh * stride + kh. Hence the pixels of one residue y mod stride
 /// share their taps, those with kh = y + padding modulo the stride, and for the i-th of them oh = i + (residue + padding - kh) / stride.
 pub fn data_grad(shape: &ConvShape, precision: Precision, dy: &[f32], w: &[f32], dx: &mut [&mut [f32]]) {
@@ -86,7 +76,8 @@ pub fn data_grad(shape: &ConvShape, precision: Precision, dy: &[f32], w: &[f32],
         width: shape.width,
         epilogue: Epilogue::default(),
     };
-    multiply(simd::level().of(precision), &product, &[dy], dx);
+    let level = simd::level().of(precision);
+    product::multiply(level, &product, &packed(level, &product, scratch::take), &[dy], dx);
 }
 
 /// In what the gradient of the weights is computed where `precision` is asked for: in f32 where nothing else can be faster.
@@ -97,11 +88,6 @@ pub fn weight_grad_precision(shape: &ConvShape, precision: Precision) -> Precisi
     let in_place = shape.kernel == [1, 1] && shape.stride == [1, 1] && shape.padding == [0, 0];
     let pays = shape.batch > 1 && !(in_place && shape.out_channels < 64);
     if pays { precision } else { Precision::F32 }
-}
-
-/// See [`super::weight_grad`].
-pub fn weight_grad(shape: &ConvShape, precision: Precision, x: &[&[f32]], dy: &[f32], dw: &mut [f32]) {
-    weight_grad::weight_grad(simd::level().of(precision), shape, x, dy, dw);
 }
 
 /// The kernel cells along `axis` that pixels of `residue` modulo the stride meet, each with the output it meets for the first pixel.

@@ -173,7 +173,8 @@ pub fn pack_strip<S: Simd>(s: S, view: &View, image: Planes<'_>, row: usize, row
 }
 
 /// Source memory that will be packed later, to be brought to the second-level cache meanwhile: packing only moves memory and
-/// multiplying hardly any, so that alternating between them without looking ahead leaves half of the machine idle at each moment.
+/// multiplying hardly any, so that alternating between them without looking ahead leaves half of the machine idle at each moment. Nothing by default.
+#[derive(Default)]
 pub struct Ahead<'a> {
     planes: &'a [&'a [f32]],
     /// The part of each plane.
@@ -186,11 +187,6 @@ impl<'a> Ahead<'a> {
     /// The values `part` of each plane.
     pub fn new(planes: &'a [&'a [f32]], part: std::ops::Range<usize>) -> Self {
         Self { planes, at: part.start, part, channel: 0 }
-    }
-
-    /// Nothing to look forward to.
-    pub fn nothing() -> Self {
-        Self::new(&[], 0..0)
     }
 
     /// All there is, in floats.

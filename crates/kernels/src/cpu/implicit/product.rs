@@ -192,7 +192,7 @@ fn tasks<'a, 'b>(shared: &'a Shared<'a>, images: impl Iterator<Item = Image<'a>>
                         let rows = view.source_rows(below, view.strip.min(view.rows - below));
                         Ahead::new(next.planes, rows.start * view.source.width..rows.end * view.source.width)
                     }
-                    _ => Ahead::nothing(),
+                    _ => Ahead::default(),
                 };
                 let panel = p * shared.panels_per_task;
                 tasks.push(Strip { shared, image, row, rows, panel, ahead, out: Vec::with_capacity(channels_per_task) });
@@ -236,14 +236,9 @@ struct Division<'a> {
 impl Division<'_> {
     /// The division with the least estimated time to the end of the last task.
     fn best(&self, threads: usize) -> Split {
-        let mut best = (f64::INFINITY, Split { strip: self.view.rows, panels_per_task: self.panels });
-        for split in self.splits(threads) {
-            let time = self.time(split, threads);
-            if time < best.0 {
-                best = (time, split);
-            }
-        }
-        best.1
+        let timed = self.splits(threads).into_iter().map(|split| (self.time(split, threads), split));
+        let best = timed.min_by(|a, b| a.0.total_cmp(&b.0));
+        best.map_or(Split { strip: self.view.rows, panels_per_task: self.panels }, |(_, split)| split)
     }
 
     /// The divisions into up to `8 threads` strips more than the cache asks for, and up to `4 threads` ranges of panels. Most numbers of
@@ -302,7 +297,7 @@ impl Task for Strip<'_, '_> {
         let straight = straight(product, view, factors);
         let mut results = scratch::take(if straight { 0 } else { product.spread[1] * panels * tile_len });
         let first = self.panel;
-        let mut unit = s.tile_unit(group);
+        let mut unit = s.unit(S::GROUP, group.size);
         let share = self.ahead.len().div_ceil(product.spread[0] * run.div_ceil(S::NR)).next_multiple_of(16);
         for (residue, factors) in factors.chunks_exact(product.spread[1]).enumerate() {
             // All panels pass over a tile before the next: the weights (32 bytes per step of the sum, in order) are easier to bring

@@ -155,8 +155,8 @@ fn any_number_of_threads() {
         pool.install(|| {
             check(&s, true).unwrap();
             let (mut y, mut dx) = (vec![f32::NAN; s.output_len()], vec![f32::NAN; s.input_len()]);
-            super::forward(&s, Precision::F32, &[&x], &w, Epilogue { bias: Some(&bias), silu: true }, &mut y);
-            super::data_grad(&s, Precision::F32, &dy, &w, &mut [&mut dx]);
+            forward(&s, Lowering::Implicit, Precision::F32, &[&x], &w, Epilogue { bias: Some(&bias), silu: true }, &mut y);
+            data_grad(&s, Lowering::Implicit, Precision::F32, &dy, &w, &mut [&mut dx]);
             y.into_iter().chain(dx).map(f32::to_bits).collect::<Vec<_>>()
         })
     };
@@ -179,7 +179,7 @@ fn in_place_or_copied() {
         let Case { x, w, bias, .. } = Case::new(s, 1);
         let product = super::forward_product(&s, &w, Epilogue { bias: Some(&bias), silu });
         for level in Level::all() {
-            let packed = super::prepare(level, &s, &w);
+            let packed = super::prepare(level, &s, &w, super::scratch::take);
             let run = |in_place| {
                 let mut out = vec![f32::NAN; s.output_len()];
                 super::product::multiply_as(level, &product, in_place, &packed, &[&x], &mut [&mut out]);

@@ -43,7 +43,7 @@ struct Part<'a, 'b> {
     sums: &'b mut [f32],
 }
 
-/// [`super::weight_grad`] at a level.
+/// [`cpu::weight_grad`](crate::cpu::weight_grad) at a level.
 pub fn weight_grad(level: Level, shape: &ConvShape, x: &[&[f32]], dy: &[f32], dw: &mut [f32]) {
     let Form { lanes, terms, group: most, .. } = level.form();
     let cells = shape.batch.div_ceil(terms);
@@ -80,8 +80,8 @@ pub fn weight_grad(level: Level, shape: &ConvShape, x: &[&[f32]], dy: &[f32], dw
 
     let depth = shape.in_channels * taps.len();
     let reduce = |(g, dw): (usize, &mut [f32])| {
-        let order = Order { taps: taps.len(), channels: channels.size };
-        simd::run(level, Reduce { sums: &sums, stride: groups * size, first: g * size, group, depth, order, dw })
+        let (stride, first) = (groups * size, g * size);
+        simd::run(level, Reduce { sums: &sums, stride, first, group, depth, taps: taps.len(), channels: channels.size, dw })
     };
     share(dw.chunks_mut(group * depth).enumerate().collect(), depth * shape.out_channels, reduce);
 }
@@ -120,7 +120,7 @@ impl<'a> Task for Part<'a, '_> {
             behind.fill(0.0);
         }
         let mut transposed = scratch::take(part_groups * longest * group);
-        let mut unit = s.reduce_unit(rows_of);
+        let mut unit = s.unit(rows_of.size, S::GROUP);
         debug_assert!(self.first_group + part_groups <= groups);
         for strip in self.strips.clone() {
             let (cell, row) = (strip / strips_per_image, strip % strips_per_image * view.strip);
@@ -147,7 +147,7 @@ impl<'a> Task for Part<'a, '_> {
             }
             let run = run.next_multiple_of(S::GROUP);
             let blocks = run.div_ceil(PIXEL_BLOCK);
-            let mut ahead = [Ahead::nothing(), Ahead::nothing(), Ahead::nothing()];
+            let mut ahead = <[Ahead<'_>; 3]>::default();
             // Unpacked, the input is read in long runs, which the processor foresees itself.
             if strip + 1 < self.strips.end && !view.direct {
                 let (cell, row) = ((strip + 1) / strips_per_image, (strip + 1) % strips_per_image * view.strip);
@@ -237,21 +237,6 @@ fn transpose_gradient<S: Simd>(s: S, shared: &Shared<'_>, cell: usize, row: usiz
     }
 }
 
-/// The order of the sums along the input: `(channel / channels, tap, channel % channels)`.
-#[derive(Clone, Copy)]
-struct Order {
-    taps: usize,
-    channels: usize,
-}
-
-impl Order {
-    /// Where the weights, `[channel][tap]`, have what the sums have here.
-    fn place(self, at: usize) -> usize {
-        let (row, channel) = (at / self.channels, at % self.channels);
-        (row / self.taps * self.channels + channel) * self.taps + row % self.taps
-    }
-}
-
 /// Adds the parts' sums of one group and transposes them to the order of the weights.
 struct Reduce<'a> {
     sums: &'a [f32],
@@ -261,7 +246,9 @@ struct Reduce<'a> {
     group: usize,
     /// Input channels times taps.
     depth: usize,
-    order: Order,
+    taps: usize,
+    /// Channels of a group of rows: the sums are in the order `(channel / channels, tap, channel % channels)`.
+    channels: usize,
     dw: &'a mut [f32],
 }
 
@@ -272,11 +259,13 @@ impl Task for Reduce<'_> {
     fn run<S: Simd>(self, s: S) {
         let mut block = [0.0; MAX_LANES * MAX_LANES];
         let mut columns = [0.0; MAX_LANES * MAX_LANES];
-        let channels = self.dw.len() / self.depth;
-        let all = self.depth.next_multiple_of(self.order.taps * self.order.channels);
+        let (outputs, taps, of) = (self.dw.len() / self.depth, self.taps, self.channels);
+        let all = self.depth.next_multiple_of(taps * of);
+        // Where the weights, `[channel][tap]`, have what the sums have here.
+        let place = |at: usize| (at / of / taps * of + at % of) * taps + at / of % taps;
         for k in (0..all).step_by(S::LANES) {
             let rows = S::LANES.min(all - k);
-            for lane in (0..channels).step_by(S::LANES) {
+            for lane in (0..outputs).step_by(S::LANES) {
                 for r in 0..rows {
                     let at = self.first + (k + r) * self.group + lane;
                     let mut v = s.load(&self.sums[at..]);
@@ -286,15 +275,15 @@ impl Task for Reduce<'_> {
                     s.store(v, &mut block[r * S::LANES..]);
                 }
                 s.transpose(&block, S::LANES, rows, S::LANES, &mut columns, S::LANES);
-                for c in 0..S::LANES.min(channels - lane) {
+                for c in 0..S::LANES.min(outputs - lane) {
                     let (dw, sums) = (&mut self.dw[(lane + c) * self.depth..][..self.depth], &columns[c * S::LANES..][..rows]);
-                    if self.order.channels == 1 {
+                    if of == 1 {
                         dw[k..k + rows].copy_from_slice(sums);
                         continue;
                     }
                     for (at, &sum) in (k..).zip(sums) {
                         // Channels that fill up the last group have no weights.
-                        if let Some(dw) = dw.get_mut(self.order.place(at)) {
+                        if let Some(dw) = dw.get_mut(place(at)) {
                             *dw = sum;
                         }
                     }

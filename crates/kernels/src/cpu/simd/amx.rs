@@ -27,15 +27,11 @@ const WIDTH: usize = 3 * SIDE;
 /// # Safety
 /// Registers are numbered below 8, and the rows of their shape, `stride` bytes apart, may be read or written at each pointer.
 pub trait Unit {
-    /// Sets up.
     unsafe fn new(shapes: &Shapes) -> Self;
-    /// Fills a register with zeros.
     unsafe fn zero<const T: usize>(&mut self);
-    /// Reads a register.
     unsafe fn load<const T: usize>(&mut self, from: *const f32, stride: usize);
     /// `c += a b`.
     unsafe fn multiply<const C: usize, const A: usize, const B: usize>(&mut self);
-    /// Writes a register.
     unsafe fn store<const T: usize>(&mut self, to: *mut f32, stride: usize);
 }
 
@@ -162,22 +158,14 @@ macro_rules! at {
     };
 }
 
-/// A tile without its bounds: what of `c` is written, and whether it is added to.
-struct Place {
-    c: *mut f32,
-    ldc: usize,
-    accumulate: bool,
-}
-
-/// [`Simd::tile`] of `M` panels and `N` vectors of columns.
+/// [`Simd::tile`] of `M` panels and `N` vectors of columns to `c`, with rows `ldc` apart, which is added to if `accumulate`.
 ///
 /// # Safety
 /// The caller has run [`check`], `M` and `N` are the tile's, `c` has room for whole registers, and the unit is set up for whole registers of the
 /// group's cells.
 #[inline(always)]
-unsafe fn tile<U: Unit, const M: usize, const N: usize>(unit: &mut U, t: &Tile<'_, '_>, to: &Place) {
-    let Group { size, apart } = t.group;
-    let (&Place { c, ldc, accumulate }, mut a) = (to, t.a.as_ptr());
+unsafe fn tile<U: Unit, const M: usize, const N: usize>(unit: &mut U, t: &Tile<'_, '_>, c: *mut f32, ldc: usize, accumulate: bool) {
+    let (Group { size, apart }, mut a) = (t.group, t.a.as_ptr());
     // SAFETY: the bounds were checked.
     unsafe {
         for i in 0..M {
@@ -190,7 +178,7 @@ unsafe fn tile<U: Unit, const M: usize, const N: usize>(unit: &mut U, t: &Tile<'
             }
         }
         for g in 0..t.starts.depth() {
-            let b = t.b.as_ptr().add(t.starts.at(g, size * apart));
+            let b = t.b.as_ptr().add(t.starts.at(g, size * N * SIDE));
             // The columns outside: their rows may lie across cache lines, those of the left-hand side do not.
             for j in 0..N {
                 unit.load::<7>(b.add(j * SIDE), 4 * apart);
@@ -214,16 +202,16 @@ unsafe fn tile<U: Unit, const M: usize, const N: usize>(unit: &mut U, t: &Tile<'
 /// # Safety
 /// As that of [`tile`].
 #[inline(always)]
-unsafe fn any_tile<U: Unit>(unit: &mut U, t: &Tile<'_, '_>, to: &Place) {
+unsafe fn any_tile<U: Unit>(unit: &mut U, t: &Tile<'_, '_>, c: *mut f32, ldc: usize, accumulate: bool) {
     // SAFETY: the caller's.
     unsafe {
         match (t.rows > SIDE, t.cols.div_ceil(SIDE)) {
-            (false, 1) => tile::<U, 1, 1>(unit, t, to),
-            (false, 2) => tile::<U, 1, 2>(unit, t, to),
-            (false, _) => tile::<U, 1, 3>(unit, t, to),
-            (true, 1) => tile::<U, 2, 1>(unit, t, to),
-            (true, 2) => tile::<U, 2, 2>(unit, t, to),
-            (true, _) => tile::<U, 2, 3>(unit, t, to),
+            (false, 1) => tile::<U, 1, 1>(unit, t, c, ldc, accumulate),
+            (false, 2) => tile::<U, 1, 2>(unit, t, c, ldc, accumulate),
+            (false, _) => tile::<U, 1, 3>(unit, t, c, ldc, accumulate),
+            (true, 1) => tile::<U, 2, 1>(unit, t, c, ldc, accumulate),
+            (true, 2) => tile::<U, 2, 2>(unit, t, c, ldc, accumulate),
+            (true, _) => tile::<U, 2, 3>(unit, t, c, ldc, accumulate),
         }
     }
 }
@@ -301,13 +289,13 @@ impl<U: Unit + 'static, B: Simd> Simd for Amx<U, B> {
         assert_eq!((set.rows, set.cells), (SIDE, t.group.size));
         let unit = &mut set.unit;
         if let To::Block(c, ldc) = &mut t.c {
-            let to = Place { c: c.as_mut_ptr(), ldc: *ldc, accumulate: t.accumulate };
+            let (c, ldc) = (c.as_mut_ptr(), *ldc);
             // SAFETY: `self` proves the unit; the bounds were checked.
-            return unsafe { any_tile(unit, &t, &to) };
+            return unsafe { any_tile(unit, &t, c, ldc, t.accumulate) };
         }
         let mut done = [0.0; PANEL * WIDTH];
         // SAFETY: the same; `done` has 32 rows of 48.
-        unsafe { any_tile(unit, &t, &Place { c: done.as_mut_ptr(), ldc: WIDTH, accumulate: false }) };
+        unsafe { any_tile(unit, &t, done.as_mut_ptr(), WIDTH, false) };
         for (i, row) in done.chunks_exact(WIDTH).enumerate().take(t.rows) {
             let c = &mut t.c.row(i)[..t.cols];
             for (c, row) in c.chunks_mut(SIDE).zip(row.chunks(SIDE)) {
@@ -436,7 +424,6 @@ mod hardware {
         false
     }
 
-    /// Runs `task` with these features.
     pub fn run<T: Task>(task: T) -> T::Out {
         #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx512bf16,avx2,fma")]
         fn inner<T: Task>(task: T, simd: Amx<Hardware, Avx512Bf16>) -> T::Out {

@@ -27,12 +27,10 @@ const REDUCE_ROWS: usize = 6;
 /// Of three vectors none may be read in part: there is no register for a mask.
 const MASKED: usize = 2;
 
-/// Whether the processor has every feature used here.
 pub fn available() -> bool {
     is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")
 }
 
-/// Runs `task` with these features.
 pub fn run<T: Task>(task: T) -> T::Out {
     #[target_feature(enable = "avx2,fma")]
     fn inner<T: Task>(task: T) -> T::Out {

@@ -35,7 +35,6 @@ pub(super) const L: usize = 16;
 pub(super) const MR: usize = 8;
 pub(super) const REDUCE_ROWS: usize = 9;
 
-/// Whether the processor has every feature used here.
 pub fn available() -> bool {
     is_x86_feature_detected!("avx512f")
         && is_x86_feature_detected!("avx512vl")
@@ -45,7 +44,6 @@ pub fn available() -> bool {
         && is_x86_feature_detected!("fma")
 }
 
-/// Runs `task` with these features.
 pub fn run<T: Task>(task: T) -> T::Out {
     #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]
     fn inner<T: Task>(task: T) -> T::Out {

@@ -27,12 +27,10 @@ impl Avx512Bf16 {
     }
 }
 
-/// Whether the processor has every feature used here.
 pub fn available() -> bool {
     avx512::available() && is_x86_feature_detected!("avx512bf16")
 }
 
-/// Runs `task` with these features.
 pub fn run<T: Task>(task: T) -> T::Out {
     #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx512bf16,avx2,fma")]
     fn inner<T: Task>(task: T, simd: Avx512Bf16) -> T::Out {

@@ -43,20 +43,14 @@ use std::sync::OnceLock;
 use crate::policy::Precision;
 pub use set::{Group, MAX_LANES, Offsets, ReduceTile, Simd, Starts, Task, Tile, To};
 
-/// The sizes of an instruction set, for code that divides work before it runs in one.
+/// The sizes of an instruction set, constants of [`Simd`], for code that divides work before it runs in one.
 #[derive(Clone, Copy, Debug)]
 pub struct Form {
-    /// [`Simd::LANES`].
     pub lanes: usize,
-    /// [`Simd::MR`].
     pub mr: usize,
-    /// [`Simd::NR`].
     pub nr: usize,
-    /// [`Simd::PANEL`].
     pub panel: usize,
-    /// [`Simd::TERMS`].
     pub terms: usize,
-    /// [`Simd::GROUP`].
     pub group: usize,
 }
 

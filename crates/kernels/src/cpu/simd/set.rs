@@ -326,21 +326,11 @@ pub trait Simd: Copy + Send + Sync + 'static {
     type Unit;
 
     /// The unit, for sums of `rows` rows, each over `cells` cells at once: at most [`Simd::GROUP`] of either. Setting it up takes as long as some
-    /// of its products, so once for many of them.
+    /// of its products, so once for many of them. [`Simd::tile`] asks for GROUP rows of a group of cells, [`Simd::reduce_tile`] for the other way round.
     ///
     /// # Panics
     /// If this thread has one already.
     fn unit(self, rows: usize, cells: usize) -> Self::Unit;
-    /// The unit for [`Simd::tile`].
-    #[inline(always)]
-    fn tile_unit(self, group: Group) -> Self::Unit {
-        self.unit(Self::GROUP, group.size)
-    }
-    /// The unit for [`Simd::reduce_tile`].
-    #[inline(always)]
-    fn reduce_unit(self, group: Group) -> Self::Unit {
-        self.unit(group.size, Self::GROUP)
-    }
 
     /// All lanes `x`.
     fn splat(self, x: f32) -> Self::V;
@@ -395,13 +385,9 @@ pub trait Simd: Copy + Send + Sync + 'static {
         sum
     }
 
-    /// `a + b`.
     fn add(self, a: Self::V, b: Self::V) -> Self::V;
-    /// `a - b`.
     fn sub(self, a: Self::V, b: Self::V) -> Self::V;
-    /// `a * b`.
     fn mul(self, a: Self::V, b: Self::V) -> Self::V;
-    /// `a / b`.
     fn div(self, a: Self::V, b: Self::V) -> Self::V;
     /// `a * b + c`, rounded once where the processor can.
     fn mul_add(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
@@ -504,7 +490,6 @@ pub trait Simd: Copy + Send + Sync + 'static {
         (p, self.exp2_integer(n))
     }
 
-    /// `exp(x)`.
     #[inline(always)]
     fn exp(self, x: Self::V) -> Self::V {
         let (p, q) = self.exp_parts(x);
@@ -527,7 +512,6 @@ pub trait Simd: Copy + Send + Sync + 'static {
 
 /// A kernel with its arguments.
 pub trait Task {
-    /// What it returns.
     type Out;
     /// Does the work; must be `#[inline(always)]`.
     fn run<S: Simd>(self, simd: S) -> Self::Out;

@@ -206,7 +206,7 @@ impl Task for Products {
                     let (group, starts) = (Group::ONE, Starts::Table(&offsets));
                     let (a_cells, b_cells, to) = (&a.cells, &b.cells, To::Block(&mut c, ldc));
                     let t = Tile { a: a_cells, panel: 0, group, b: b_cells, starts, c: to, rows, cols, accumulate, prefetch };
-                    s.tile(&mut s.tile_unit(group), t);
+                    s.tile(&mut s.unit(S::GROUP, group.size), t);
                     for (at, (&c, &before)) in c.iter().zip(&before).enumerate() {
                         let (i, j) = (at / ldc, at % ldc);
                         let sum = |j: usize| (0..depth).map(|k| a.product(k * S::MR + i, &b, table[k] as usize + j)).sum::<f32>();
@@ -231,7 +231,7 @@ impl Task for Products {
                     let (panel, starts, to) = (S::MR * depth, Starts::Dense(depth / S::GROUP), To::Rows(&mut c, 3));
                     let (a_cells, b_cells, prefetch) = (&a.cells, &b.cells, false);
                     let t = Tile { a: a_cells, panel, group, b: b_cells, starts, c: to, rows, cols, accumulate, prefetch };
-                    s.tile(&mut s.tile_unit(group), t);
+                    s.tile(&mut s.unit(S::GROUP, group.size), t);
                     for (i, line) in lines.iter().enumerate() {
                         for (at, (&c, &before)) in line.iter().zip(&before).enumerate() {
                             let sum = |j: usize| (0..depth).map(|k| a.product(place(i, k), &b, k * width + j)).sum::<f32>();
@@ -254,7 +254,7 @@ impl Task for Products {
                         let mut c = before.clone();
                         let (a_cells, b_cells, c_rows) = (&a.cells, &b.cells, &mut c);
                         let t = ReduceTile { a: a_cells, rows: &rows, group, b: b_cells, ldb, length, c: c_rows, ldc, vectors };
-                        s.reduce_tile(&mut s.reduce_unit(group), t);
+                        s.reduce_tile(&mut s.unit(group.size, S::GROUP), t);
                         for (at, (&c, &before)) in c.iter().zip(&before).enumerate() {
                             let (i, j) = (at / ldc, at % ldc);
                             let row = rows[i / size] as usize + i % size * group.apart;
@@ -267,6 +267,33 @@ impl Task for Products {
             }
         }
     }
+}
+
+/// Of rows that lie one after the other a group of one has no distance: what it says is not asked.
+#[derive(Clone, Copy)]
+struct SingleRows;
+
+impl Task for SingleRows {
+    type Out = ();
+    fn run<S: Simd>(self, s: S) {
+        let (depth, rows, cols, ldc) = (5, S::MR, S::NR - 1, S::NR);
+        let (a, b) = (Cells::new(s, depth * rows), Cells::new(s, depth * ldc));
+        for apart in [0, 1, ldc] {
+            let (group, starts, mut c) = (Group { size: 1, apart }, Starts::Dense(depth), vec![0.0; rows * ldc]);
+            let (a_cells, b_cells, to, accumulate, prefetch) = (&a.cells, &b.cells, To::Block(&mut c, ldc), false, false);
+            let t = Tile { a: a_cells, panel: 0, group, b: b_cells, starts, c: to, rows, cols, accumulate, prefetch };
+            s.tile(&mut s.unit(S::GROUP, group.size), t);
+            for (i, j) in (0..rows).flat_map(|i| (0..cols).map(move |j| (i, j))) {
+                let (c, sum) = (c[i * ldc + j], (0..depth).map(|k| a.product(k * rows + i, &b, k * ldc + j)).sum::<f32>());
+                assert!((c - sum).abs() < 1e-5, "{apart} {i} {j}: {c} {sum}");
+            }
+        }
+    }
+}
+
+#[test]
+fn single_rows() {
+    on_all(SingleRows);
 }
 
 /// Sizes of groups to try.
@@ -298,7 +325,7 @@ impl Task for Groups {
                     let (a_cells, b_cells, to, prefetch) = (&a.cells, &b.cells, To::Block(&mut c, ldc), false);
                     let starts = Starts::Table(&offsets);
                     let t = Tile { a: a_cells, panel, group, b: b_cells, starts, c: to, rows, cols, accumulate, prefetch };
-                    s.tile(&mut s.tile_unit(group), t);
+                    s.tile(&mut s.unit(S::GROUP, group.size), t);
                     for (i, j) in (0..rows).flat_map(|i| (0..cols).map(move |j| (i, j))) {
                         let left = |g: usize, k: usize| i / S::MR * panel + (g * S::MR + i % S::MR) * size + k;
                         let right = |g: usize, k: usize| table[g] as usize + k * group.apart + j;

@@ -24,15 +24,15 @@ use super::tiling::{Layout, POINTS, Tiling, pairs, split};
 pub fn convolve(level: Level, tiling: &Tiling, filters: &[f32], x: &[f32], epilogue: Epilogue<'_>, out: &mut [f32]) {
     let lanes = level.form().lanes;
     let threads = rayon::current_num_threads();
-    let blocks = tiling.in_channels.div_ceil(lanes);
-    let vectors = tiling.out_channels.div_ceil(lanes);
+    let blocks = tiling.shape.in_channels.div_ceil(lanes);
+    let vectors = tiling.shape.out_channels.div_ceil(lanes);
     let filter_layout = Layout::new(blocks * lanes, lanes);
 
     let Division { shared, groups, parts } = Division::new(tiling, lanes, threads, machine().group_bytes());
     let groups: Vec<(usize, usize)> = split(0, tiling.rows(), groups).map(|(first, len)| (first, first + len)).collect();
     let parts: Vec<(usize, usize)> = split(0, vectors, parts).map(|(first, len)| (first, first + len)).collect();
 
-    let multiply = |(group, part): (usize, usize), planes| Multiply {
+    let task = |(group, part): (usize, usize), planes| Multiply {
         tiling,
         rows: groups[group],
         vectors: parts[part],
@@ -40,6 +40,7 @@ pub fn convolve(level: Level, tiling: &Tiling, filters: &[f32], x: &[f32], epilo
         filters,
         filter_layout,
         epilogue,
+        source: Source::Image(x),
         planes,
     };
     let planes = distribute(tiling, &groups, &parts, lanes, out);
@@ -49,18 +50,16 @@ pub fn convolve(level: Level, tiling: &Tiling, filters: &[f32], x: &[f32], epilo
         let mut v = scratch::take(groups.len() * blocks * block);
         v.par_chunks_exact_mut(block).enumerate().with_max_len(1).for_each(|(i, out)| {
             let (group, block) = (i / blocks, i % blocks);
-            let pixels = &mut scratch::take(input::scratch_len(tiling.width, lanes));
+            let pixels = &mut scratch::take(input::scratch_len(tiling.shape.width, lanes));
             simd::run(level, Input { tiling, x, block, rows: groups[group], layout: layouts[group], pixels, out });
         });
         let v = &*v;
         planes.into_par_iter().with_max_len(1).for_each(|(at, planes)| {
-            let v = &v[at.0 * blocks * block..][..blocks * block];
-            simd::run(level, Shared { multiply: multiply(at, planes), v, layout: layouts[at.0], block });
+            let source = Source::Shared(&v[at.0 * blocks * block..][..blocks * block], layouts[at.0], block);
+            simd::run(level, Multiply { source, ..task(at, planes) });
         });
     } else {
-        planes.into_par_iter().with_max_len(1).for_each(|(at, planes)| {
-            simd::run(level, Whole { multiply: multiply(at, planes), x });
-        });
+        planes.into_par_iter().with_max_len(1).for_each(|(at, planes)| simd::run(level, task(at, planes)));
     }
 }
 
@@ -77,7 +76,7 @@ struct Division {
 
 impl Division {
     fn new(tiling: &Tiling, lanes: usize, threads: usize, group_bytes: usize) -> Self {
-        let (blocks, vectors) = (tiling.in_channels.div_ceil(lanes), tiling.out_channels.div_ceil(lanes));
+        let (blocks, vectors) = (tiling.shape.in_channels.div_ceil(lanes), tiling.shape.out_channels.div_ceil(lanes));
         let rows = tiling.rows();
         let shared = rows * tiling.across < FEW_TILES * threads;
         let tile_bytes = blocks * lanes * POINTS * size_of::<f32>();
@@ -105,11 +104,11 @@ fn distribute<'a>(
 ) -> Vec<Piece<'a>> {
     let mut pieces: Vec<Piece<'a>> = (0..groups.len()).flat_map(|g| (0..parts.len()).map(move |p| ((g, p), Vec::new()))).collect();
     let mut planes = out.chunks_exact_mut(tiling.out_height * tiling.out_width);
-    for image in 0..tiling.batch {
+    for image in 0..tiling.shape.batch {
         let (start, end) = (image * tiling.down, (image + 1) * tiling.down);
         let touching = groups.iter().enumerate().filter(|(_, g)| g.0 < end && start < g.1);
         for (p, part) in parts.iter().enumerate() {
-            for mut plane in planes.by_ref().take((part.1 * lanes).min(tiling.out_channels) - part.0 * lanes) {
+            for mut plane in planes.by_ref().take((part.1 * lanes).min(tiling.shape.out_channels) - part.0 * lanes) {
                 for (g, group) in touching.clone() {
                     let rows = group.1.min(end) - group.0.max(start);
                     let len = (rows * 4 * tiling.out_width).min(plane.len());
@@ -123,6 +122,14 @@ fn distribute<'a>(
     pieces
 }
 
+/// Where the transformed input of a group comes from.
+enum Source<'a> {
+    /// From the images, by the task itself.
+    Image(&'a [f32]),
+    /// From what is shared: its blocks, and the stride between them.
+    Shared(&'a [f32], Layout, usize),
+}
+
 /// Products and inverse transforms of a group of tile rows for some of the output channels.
 struct Multiply<'a> {
     tiling: &'a Tiling,
@@ -134,13 +141,14 @@ struct Multiply<'a> {
     filters: &'a [f32],
     filter_layout: Layout,
     epilogue: Epilogue<'a>,
+    source: Source<'a>,
     /// The pieces to write, by image and channel.
     planes: Vec<&'a mut [f32]>,
 }
 
 impl Multiply<'_> {
     #[inline(always)]
-    fn run<S: Simd>(&mut self, s: S, v: &[f32], layout: Layout, block: usize) {
+    fn multiply<S: Simd>(&mut self, s: S, v: &[f32], layout: Layout, block: usize) {
         let l = S::LANES;
         let t = self.tiling;
         let tiles = (self.rows.1 - self.rows.0) * t.across;
@@ -174,8 +182,8 @@ impl Multiply<'_> {
         let l = S::LANES;
         let t = self.tiling;
         let first = vector * l;
-        let count = l.min(t.out_channels - first);
-        let channels = (self.vectors.1 * l).min(t.out_channels) - self.vectors.0 * l;
+        let count = l.min(t.shape.out_channels - first);
+        let channels = (self.vectors.1 * l).min(t.shape.out_channels) - self.vectors.0 * l;
         let bias = match self.epilogue.bias {
             Some(bias) => s.load_part(&bias[first..], count),
             None => s.zero(),
@@ -192,44 +200,24 @@ impl Multiply<'_> {
     }
 }
 
-/// A group with its own transformed input.
-struct Whole<'a> {
-    multiply: Multiply<'a>,
-    x: &'a [f32],
-}
-
-impl Task for Whole<'_> {
+impl Task for Multiply<'_> {
     type Out = ();
 
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
-        let m = &mut self.multiply;
-        let (tiling, rows) = (m.tiling, m.rows);
-        let layout = Layout::new((rows.1 - rows.0) * tiling.across, S::LANES);
-        let mut v = scratch::take(m.blocks * layout.block());
-        let mut pixels = scratch::take(input::scratch_len(tiling.width, S::LANES));
-        for (block, out) in v.chunks_exact_mut(layout.block()).enumerate() {
-            Input { tiling, x: self.x, block, rows, layout, pixels: &mut pixels, out }.run(s);
+        let (tiling, rows) = (self.tiling, self.rows);
+        match self.source {
+            Source::Shared(v, layout, block) => self.multiply(s, v, layout, block),
+            Source::Image(x) => {
+                let layout = Layout::new((rows.1 - rows.0) * tiling.across, S::LANES);
+                let mut v = scratch::take(self.blocks * layout.block());
+                let mut pixels = scratch::take(input::scratch_len(tiling.shape.width, S::LANES));
+                for (block, out) in v.chunks_exact_mut(layout.block()).enumerate() {
+                    Input { tiling, x, block, rows, layout, pixels: &mut pixels, out }.run(s);
+                }
+                self.multiply(s, &v, layout, layout.block());
+            }
         }
-        m.run(s, &v, layout, layout.block());
-    }
-}
-
-/// Part of a group whose transformed input is shared.
-struct Shared<'a> {
-    multiply: Multiply<'a>,
-    v: &'a [f32],
-    layout: Layout,
-    /// Stride between the blocks of `v`.
-    block: usize,
-}
-
-impl Task for Shared<'_> {
-    type Out = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(mut self, s: S) {
-        self.multiply.run(s, self.v, self.layout, self.block);
     }
 }
 

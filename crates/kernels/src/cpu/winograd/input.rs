@@ -96,16 +96,16 @@ impl Task for Input<'_> {
     fn run<S: Simd>(self, s: S) {
         let l = S::LANES;
         let t = self.tiling;
-        let (mut upper, mut lower) = self.pixels.split_at_mut(strip_len(t.width, l));
+        let (mut upper, mut lower) = self.pixels.split_at_mut(strip_len(t.shape.width, l));
         let mut tile = 0;
         for (image, top, bottom) in t.segments(self.rows) {
-            let image = Image::new(self.x, t.in_channels, t.height * t.width, image, self.block, l);
-            let start = |row: usize| (4 * row as isize - t.padding[0] as isize) * t.width as isize;
-            image.transpose(s, start(top), 4 * t.width, upper);
+            let image = Image::new(self.x, t.shape.in_channels, t.shape.height * t.shape.width, image, self.block, l);
+            let start = |row: usize| (4 * row as isize - t.shape.padding[0] as isize) * t.shape.width as isize;
+            image.transpose(s, start(top), 4 * t.shape.width, upper);
             for row in top..bottom {
                 // Below the last row of tiles only two rows of pixels are looked at.
                 let rows = if row + 1 == bottom { 2 } else { 4 };
-                image.transpose(s, start(row + 1), rows * t.width, lower);
+                image.transpose(s, start(row + 1), rows * t.shape.width, lower);
                 input_row(s, t, upper, lower, self.layout, &mut self.out[tile * l..]);
                 tile += t.across;
                 std::mem::swap(&mut upper, &mut lower);
@@ -118,7 +118,7 @@ impl Task for Input<'_> {
 #[inline(always)]
 fn input_row<S: Simd>(s: S, t: &Tiling, upper: &[f32], lower: &[f32], layout: Layout, out: &mut [f32]) {
     let l = S::LANES;
-    let stride = t.width * l;
+    let stride = t.shape.width * l;
     let mut rows = [&upper[..stride]; 6];
     for (i, row) in rows.iter_mut().enumerate() {
         *row = if i < 4 { &upper[i * stride..][..stride] } else { &lower[(i - 4) * stride..][..stride] };
@@ -128,8 +128,8 @@ fn input_row<S: Simd>(s: S, t: &Tiling, upper: &[f32], lower: &[f32], layout: La
         // Columns 0 and 1 of all tiles but the first are the last tile's 4 and 5.
         for column in if tile == 0 { 0 } else { 2 }..6 {
             let column = 4 * tile + column;
-            ring[column % 8] = if column >= t.padding[1] && column - t.padding[1] < t.width {
-                let at = (column - t.padding[1]) * l;
+            ring[column % 8] = if column >= t.shape.padding[1] && column - t.shape.padding[1] < t.shape.width {
+                let at = (column - t.shape.padding[1]) * l;
                 let mut d = [s.zero(); 6];
                 for (v, row) in d.iter_mut().zip(&rows) {
                     *v = s.load(&row[at..at + l]);
@@ -173,7 +173,7 @@ impl Task for OutputGradient<'_> {
         let t = self.tiling;
         let mut tile = 0;
         for (image, top, bottom) in t.segments(self.rows) {
-            let image = Image::new(self.dy, t.out_channels, t.out_height * t.out_width, image, self.block, l);
+            let image = Image::new(self.dy, t.shape.out_channels, t.out_height * t.out_width, image, self.block, l);
             for row in top..bottom {
                 image.transpose(s, (4 * row * t.out_width) as isize, 4 * t.out_width, self.pixels);
                 gradient_row(s, t, self.pixels, self.layout, &mut self.out[tile * l..]);

@@ -38,21 +38,21 @@ use filter::Filters;
 use tiling::Tiling;
 
 pub use tiling::applies;
-
-/// See [`super::forward`].
-pub fn forward(shape: &ConvShape, x: &[f32], w: &[f32], epilogue: Epilogue<'_>, out: &mut [f32]) {
-    convolve(&Tiling::new(shape), filters(shape, w), x, epilogue, out);
-}
+pub use weights::weight_grad;
 
 /// Filters transformed for the forward pass, of any batch and size of image.
-pub fn prepare(level: Level, shape: &ConvShape, w: &[f32]) -> Buffer {
-    let mut transformed = scratch::keep(filter::transformed_len(level, filters(shape, w)));
-    filter::transform_all(level, filters(shape, w), &mut transformed);
+pub fn prepare(level: Level, shape: &ConvShape, w: &[f32], room: fn(usize) -> Buffer) -> Buffer {
+    transformed(level, filters(shape, w), room)
+}
+
+fn transformed(level: Level, filters: Filters<'_>, room: fn(usize) -> Buffer) -> Buffer {
+    let mut transformed = room(filter::transformed_len(level, filters));
+    filter::transform_all(level, filters, &mut transformed);
     transformed
 }
 
-/// [`forward`] with filters that [`prepare`] transformed for this level.
-pub fn forward_transformed(level: Level, shape: &ConvShape, transformed: &[f32], x: &[f32], epilogue: Epilogue<'_>, out: &mut [f32]) {
+/// The forward pass with filters that [`prepare`] transformed for this level.
+pub fn forward(level: Level, shape: &ConvShape, transformed: &[f32], x: &[f32], epilogue: Epilogue<'_>, out: &mut [f32]) {
     convolve::convolve(level, &Tiling::new(shape), transformed, x, epilogue, out);
 }
 
@@ -60,15 +60,6 @@ fn filters<'a>(shape: &ConvShape, w: &'a [f32]) -> Filters<'a> {
     Filters { w, out_channels: shape.out_channels, in_channels: shape.in_channels, transposed: false }
 }
 
-/// The convolution, its filters transformed for this once.
-fn convolve(tiling: &Tiling, filters: Filters<'_>, x: &[f32], epilogue: Epilogue<'_>, out: &mut [f32]) {
-    let level = simd::level();
-    let mut transformed = scratch::take(filter::transformed_len(level, filters));
-    filter::transform_all(level, filters, &mut transformed);
-    convolve::convolve(level, tiling, &transformed, x, epilogue, out);
-}
-
-/// See [`super::data_grad`].
 pub fn data_grad(shape: &ConvShape, dy: &[f32], w: &[f32], dx: &mut [f32]) {
     let filters = Filters { transposed: true, ..filters(shape, w) };
     // An input pixel under the first output pixel's last tap has two more outputs before it than the padding takes away.
@@ -80,10 +71,6 @@ pub fn data_grad(shape: &ConvShape, dy: &[f32], w: &[f32], dx: &mut [f32]) {
         padding: shape.padding.map(|p| 2 - p),
         ..*shape
     };
-    convolve(&Tiling::new(&turned), filters, dy, Epilogue::default(), dx);
-}
-
-/// See [`super::weight_grad`].
-pub fn weight_grad(shape: &ConvShape, x: &[f32], dy: &[f32], dw: &mut [f32]) {
-    weights::weight_grad(&Tiling::new(shape), x, dy, dw);
+    let level = simd::level();
+    convolve::convolve(level, &Tiling::new(&turned), &transformed(level, filters, scratch::take), dy, Epilogue::default(), dx);
 }

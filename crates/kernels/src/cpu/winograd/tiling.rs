@@ -12,12 +12,7 @@ pub fn applies(shape: &ConvShape) -> bool {
 
 /// A convolution cut into tiles.
 pub(super) struct Tiling {
-    pub(super) batch: usize,
-    pub(super) in_channels: usize,
-    pub(super) out_channels: usize,
-    pub(super) height: usize,
-    pub(super) width: usize,
-    pub(super) padding: [usize; 2],
+    pub(super) shape: ConvShape,
     pub(super) out_height: usize,
     pub(super) out_width: usize,
     /// Rows of tiles in an image. Those of a batch are numbered through.
@@ -30,23 +25,12 @@ impl Tiling {
     pub(super) fn new(shape: &ConvShape) -> Tiling {
         debug_assert!(applies(shape));
         let (out_height, out_width) = (shape.out_height(), shape.out_width());
-        Tiling {
-            batch: shape.batch,
-            in_channels: shape.in_channels,
-            out_channels: shape.out_channels,
-            height: shape.height,
-            width: shape.width,
-            padding: shape.padding,
-            out_height,
-            out_width,
-            down: out_height.div_ceil(4),
-            across: out_width.div_ceil(4),
-        }
+        Tiling { shape: *shape, out_height, out_width, down: out_height.div_ceil(4), across: out_width.div_ceil(4) }
     }
 
     /// Rows of tiles in the batch.
     pub(super) fn rows(&self) -> usize {
-        self.batch * self.down
+        self.shape.batch * self.down
     }
 
     /// The pieces of single images in the tile rows `first..end`: image, first row in it, end.

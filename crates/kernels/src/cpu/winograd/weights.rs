@@ -16,6 +16,7 @@ use rayon::prelude::*;
 
 use super::super::machine::{FEW_TILES_OF_WEIGHTS, machine};
 use super::super::scratch;
+use super::super::shape::ConvShape;
 use super::super::simd::{self, Simd, Task};
 use super::filter::Gradient;
 use super::input::{self, Input, OutputGradient};
@@ -23,13 +24,13 @@ use super::product::{Product, over_tiles};
 use super::tiling::{Layout, POINTS, Tiling, pairs, split};
 
 /// Writes all of `dw`. There is some of `dy`.
-pub fn weight_grad(tiling: &Tiling, x: &[f32], dy: &[f32], dw: &mut [f32]) {
-    let level = simd::level();
+pub fn weight_grad(shape: &ConvShape, x: &[f32], dy: &[f32], dw: &mut [f32]) {
+    let (tiling, level) = (&Tiling::new(shape), simd::level());
     let lanes = level.form().lanes;
     let threads = rayon::current_num_threads();
     let Division { block_parts, vector_parts, row_parts } = Division::new(tiling, lanes, threads, machine().sum_bytes());
     let ranges = |all, parts| split(0, all, parts).map(|(first, len)| (first, first + len)).collect::<Vec<(usize, usize)>>();
-    let (blocks, vectors) = (tiling.in_channels.div_ceil(lanes), tiling.out_channels.div_ceil(lanes));
+    let (blocks, vectors) = (tiling.shape.in_channels.div_ceil(lanes), tiling.shape.out_channels.div_ceil(lanes));
     let pairs = distribute(tiling, &ranges(blocks, block_parts), &ranges(vectors, vector_parts), lanes, dw);
     let rows = ranges(tiling.rows(), row_parts);
     let accumulate = |pair: &Pair<'_>, rows, sums: &mut [f32]| {
@@ -64,7 +65,7 @@ struct Division {
 
 impl Division {
     fn new(tiling: &Tiling, lanes: usize, threads: usize, sum_bytes: usize) -> Self {
-        let (blocks, vectors) = (tiling.in_channels.div_ceil(lanes), tiling.out_channels.div_ceil(lanes));
+        let (blocks, vectors) = (tiling.shape.in_channels.div_ceil(lanes), tiling.shape.out_channels.div_ceil(lanes));
         let few = tiling.rows() * tiling.across < FEW_TILES_OF_WEIGHTS * threads;
         let (mut block_parts, mut vector_parts) = (1, 1);
         loop {
@@ -129,13 +130,13 @@ fn distribute<'a>(
     dw: &'a mut [f32],
 ) -> Vec<Pair<'a>> {
     let mut pairs: Vec<Pair<'a>> = Vec::new();
-    let mut filters = dw.chunks_exact_mut(tiling.in_channels * 9);
+    let mut filters = dw.chunks_exact_mut(tiling.shape.in_channels * 9);
     for &vectors in vector_parts {
         let first = pairs.len();
         pairs.extend(block_parts.iter().map(|&blocks| Pair { blocks, vectors, rows: Vec::new() }));
         for mut row in filters.by_ref().take((vectors.1 - vectors.0) * lanes) {
             for pair in &mut pairs[first..] {
-                let channels = (pair.blocks.1 * lanes).min(tiling.in_channels) - pair.blocks.0 * lanes;
+                let channels = (pair.blocks.1 * lanes).min(tiling.shape.in_channels) - pair.blocks.0 * lanes;
                 let (part, rest) = row.split_at_mut(channels * 9);
                 pair.rows.push(part);
                 row = rest;
@@ -173,7 +174,7 @@ impl Task for Accumulate<'_> {
         let longest = Layout::new(per_group.min(self.rows.1 - self.rows.0) * t.across, l);
         let mut v = scratch::take(blocks * longest.block());
         let mut y = scratch::take(vectors * longest.block());
-        let mut pixels = scratch::take(input::scratch_len(t.width.max(t.out_width), l));
+        let mut pixels = scratch::take(input::scratch_len(t.shape.width.max(t.out_width), l));
         let rows = self.rows.1 - self.rows.0;
         for (first, len) in split(self.rows.0, self.rows.1, rows.div_ceil(per_group)) {
             let rows = (first, first + len);
@@ -207,7 +208,6 @@ impl Task for Accumulate<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::ConvShape;
     use super::*;
 
     #[test]

@@ -49,7 +49,7 @@ impl Task for Timed<'_, '_> {
         let mut tile = scratch::take(slot);
         let block_of = |start: usize| start..depth.min(start + BLOCK * S::TERMS);
         let tile_of = |at: usize| columns.start + at..columns.end.min(columns.start + at + S::NR);
-        let mut unit = s.tile_unit(Group { size: S::GROUP, apart: 0 });
+        let mut unit = s.unit(S::GROUP, S::GROUP);
         for start in (0..depth).step_by(BLOCK * S::TERMS) {
             let terms = block_of(start);
             let cells = terms.len().div_ceil(S::TERMS);

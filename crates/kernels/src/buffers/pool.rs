@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use super::heap::block;
+
 /// Requests after which an unwanted block is freed; a training step makes a few hundred.
 pub(super) const PATIENCE: u64 = 4096;
 
@@ -44,7 +46,7 @@ impl Pool {
         let mut block = found.map_or_else(
             || {
                 self.make_room(len);
-                vec![0.0; len]
+                block(len)
             },
             |(_, block)| block,
         );

@@ -20,14 +20,18 @@ fn on_rank(device: &str, number: usize) -> String {
     device.replace(OF_RANK, &format!(":{number}"))
 }
 
+/// This process's device cannot be used: of the ranks of an elastic run this one is left out.
+pub fn unfit() {
+    pulse::lost(0, None);
+}
+
 /// The device a user asked for, by what has proved itself on it; says on stderr which it is, or why it is the CPU.
 ///
 /// # Errors
 /// A name that is none, or a named device that is absent or fails its probe.
 pub fn pick_device(device: &str, options: &ProbeOptions) -> Result<Selected, Failure> {
     let request: DeviceRequest = device_of_rank(device).parse()?;
-    // Of the ranks of an elastic run this one is left out then.
-    let mut device = select(&request, options).inspect_err(|_| pulse::lost(0, None))?;
+    let mut device = select(&request, options).inspect_err(|_| unfit())?;
     if let Some(reason) = orders().and_then(|orders| orders.processor.clone()) {
         device.fallback = Some(reason);
     }

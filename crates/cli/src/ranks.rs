@@ -160,6 +160,11 @@ impl Others {
 /// one has left nor that of one which was asked to end, is the one that was lost.
 impl Drop for Others {
     fn drop(&mut self) {
+        // What has ended this rank may end them alike: first by themselves.
+        let until = Instant::now() + GRACE;
+        while Instant::now() < until && self.0.iter_mut().any(|child| matches!(child.try_wait(), Ok(None))) {
+            std::thread::sleep(LOOK);
+        }
         self.0.iter_mut().for_each(|child| drop(child.stdin.take()));
         let until = Instant::now() + GRACE;
         for (i, child) in self.0.iter_mut().enumerate().rev() {

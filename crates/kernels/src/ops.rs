@@ -22,7 +22,7 @@ pub trait KernelOps: PlaneOps {
     /// `y[n, co] = bias[co] + Σ_ci x[n, ci] ⋆ weight[co, ci]`.
     fn conv_forward(x: Float<Self>, weight: Float<Self>, #[extension_type] bias: Maybe<Self>, config: ConvConfig) -> Float<Self>;
 
-    /// The same without bias of parts `[N, C1, H, W]`, `[N, C2, H, W]`, ..., side by side along the channels, to be normalised: with y's
+    /// The same without bias of parts `[N, C1, H, W]`, `[N, C2, H, W]`, ..., Ci = C1 + C2 + ..., side by side, to be normalised: with y's
     /// [moments](Convolved::moments) where they cost less than to read y once more.
     ///
     /// Joining moves each value once forward and once more in the backward pass, where its gradient is besides cut into the parts'. A matrix product
@@ -67,7 +67,8 @@ pub trait KernelOps: PlaneOps {
     ///
     /// `z = gamma (x - mean) / sqrt(variance + epsilon) + beta`, mean and biased variance over (N, H, W);
     /// output `z sigmoid(z)` or `z` (Ioffe and Szegedy 2015, equations of algorithm 1). The running statistics, those of `channels`, become
-    /// `(1 - momentum) running + momentum new`, the new variance unbiased, as PyTorch has them; they carry no gradient. `moments` are x's.
+    /// `(1 - momentum) running + momentum new`, the new variance unbiased, as PyTorch has them; they carry no gradient. `moments` are x's
+    /// ([`Convolved::moments`]).
     fn norm_act(
         x: Float<Self>,
         #[extension_type] moments: Maybe<Self>,

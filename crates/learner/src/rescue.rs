@@ -43,7 +43,9 @@ impl<T: Task> Run<T> {
                 }
             }
             let Latest { checkpoint, set_aside } = checkpoints.latest()?;
-            unusable.extend(set_aside.into_iter().map(|bad| format!("{} is damaged: {}", bad.path.display(), bad.reason)));
+            // The planned one may be among them.
+            let fresh: Vec<_> = set_aside.into_iter().filter(|bad| !unusable.iter().any(|why| why.ends_with(&bad.reason))).collect();
+            unusable.extend(fresh.into_iter().map(|bad| format!("{} is damaged: {}", bad.path.display(), bad.reason)));
             Ok(checkpoint)
         })?;
         for why in unusable {
@@ -116,7 +118,7 @@ impl<T: Task> Run<T> {
         let parts = self.state.counters.parts(0);
         self.event("oom", json!({ "reason": reason, "files": [], "parts": parts }));
         if lost {
-            // Nothing can be read back from it any more, and what was trained was saved before.
+            // Nothing can be read back from it any more: the last checkpoint stands.
             let what = "the device ran out of memory in an evaluation and was lost".into();
             return LearnError::Lost { what, reason, advice: task.less_memory() };
         }

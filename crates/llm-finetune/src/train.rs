@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use bellows_chat::{Conversation, Dataset, Example, Message, RenderOptions, Role, Splits, Template, Tokenizer, encode_prompt};
-use bellows_cli::{Bar, Failure, Resumed, Run, Session, Usage, note, pick_device, ranks_of, resumed, say};
+use bellows_cli::{Bar, Failure, Resumed, Run, Session, Usage, note, pick_device, ranks_of, resumed, say, unfit};
 use bellows_device::{ProbeOptions, Selected, processor};
 use bellows_learner::memory::{Place, peak_memory};
 use bellows_learner::{LearnError, Outcome};
@@ -42,7 +42,7 @@ pub(crate) fn run(session: Session, args: &TrainArgs, config: SftConfig, resumed
     let model = find_model(&config)?;
     let of_run = of_run(&config, model.as_ref());
     let device = pick_device(&config.device, &ProbeOptions { reprobe: args.reprobe, tune: args.tune, ..of_run })?;
-    has_numbers(config.precision, &device)?;
+    has_numbers(config.precision, &device).inspect_err(|_| unfit())?;
     let paths = data_paths(&config, resumed.is_some())?;
     let (shape, tokenizer) = open_tokenizer(&config, &paths)?;
     let template = pick_template(&config, shape.architecture, &tokenizer)?;
@@ -58,7 +58,7 @@ pub(crate) fn run(session: Session, args: &TrainArgs, config: SftConfig, resumed
     let made = (config.model == "tiny" && run.is_first() && !(run.is_resumed() && whole)).then(|| base.model.clone());
     let base = if config.model == "tiny" { base.stored_as(config.base_dtype, &device.device)? } else { base };
     let mut tuning = Finetune::new(config, base, data, template, &device.device, run.dir().clone())?;
-    prove(&tuning.model(), tuning.shape(), tuning.config().precision, &device)?;
+    prove(&tuning.model(), tuning.shape(), tuning.config().precision, &device).inspect_err(|_| unfit())?;
     say(&format!("template: {}", tuning.template().name()));
     tuning.header().iter().for_each(|line| say(line));
     if !run.is_resumed() && run.is_first() {

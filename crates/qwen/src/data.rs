@@ -312,19 +312,18 @@ fn mixed(config: &SftConfig, paths: &[PathBuf], sets: &[Vec<Row>]) -> Result<Vec
     Ok(chosen.into_iter().flat_map(|i| train[i * per..(i + 1) * per].iter().copied()).collect())
 }
 
-/// That an epoch in which every one of the sets is used up uses no row more often than a weight may say.
+/// That an epoch in which every one of the sets is used up has no more rows than weights may make of them.
 fn bounded(sizes: &[usize], probabilities: &[f64]) -> Result<(), Fault> {
-    // The set that is used up last is used once, and each other as many times as it is used up faster.
-    let paces = || probabilities.iter().zip(sizes).map(|(p, &size)| p / size as f64);
-    let uses = paces().fold(0.0, f64::max) / paces().fold(f64::INFINITY, f64::min);
-    if uses <= 1e3 {
+    let (total, there) = (probabilities.iter().sum::<f64>(), sizes.iter().sum::<usize>());
+    let rows = probabilities.iter().zip(sizes).map(|(p, &size)| size as f64 * total / p).fold(0.0, f64::max);
+    if rows <= 1e3 * there as f64 {
         return Ok(());
     }
     let all = probabilities.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
     Err(Fault::Setting {
         setting: "data_probabilities",
-        found: format!("{all} with all_exhausted, which uses rows {uses:.0} times in an epoch"),
-        expected: "at most 1000 times: raise the lowest probability, or take first_exhausted",
+        found: format!("{all} with all_exhausted, which makes an epoch of {rows:.0} rows out of {there}"),
+        expected: "at most 1000 times as many: raise the probability of the set that is used up last, or take first_exhausted",
     })
 }
 

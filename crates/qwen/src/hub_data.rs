@@ -50,7 +50,7 @@ fn parse(data: &str) -> Option<(&str, &str)> {
 
 /// What the cache has of a data set.
 enum Cached {
-    /// These files, which are all that the hub has, in a snapshot.
+    /// These files, which are all that the hub has of what is wanted, in a snapshot.
     Whole(PathBuf, Vec<String>),
     /// These files, which may be all: the hub's list is not there.
     Perhaps(PathBuf, Vec<String>),

@@ -132,7 +132,10 @@ fn sets_are_mixed_by_their_probabilities() {
     let odds = SftConfig { data_probabilities: vec![1.0, 0.000001], ..config.clone() };
     assert_eq!(count(&open(&odds).unwrap(), "a"), 40);
     let error = open(&SftConfig { stopping_strategy: "all_exhausted".into(), ..odds }).unwrap_err().to_string();
-    assert!(error.starts_with("data_probabilities is 1,0.000001 with all_exhausted, which uses rows 10000000 times"), "{error}");
+    assert!(error.starts_with("data_probabilities is 1,0.000001 with all_exhausted, which makes an epoch of 400000400 rows"), "{error}");
+    // So much larger may one set be, and its epoch is no longer than twice its rows.
+    let unlike = SftConfig { data: vec![of("c", 1), of("d", 3000)], stopping_strategy: "all_exhausted".into(), ..config.clone() };
+    assert_eq!(count(&open(&unlike).unwrap(), "d"), 3000);
     for (wrong, part) in [
         (SftConfig { data_probabilities: vec![1.0], ..config.clone() }, "one probability a data set"),
         (SftConfig { data_probabilities: vec![1.0, 0.0], ..config.clone() }, "data_probabilities: 0"),

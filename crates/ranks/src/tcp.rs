@@ -159,7 +159,7 @@ fn host(listener: &TcpListener, ranks: usize, given_up: &dyn Fn() -> Option<Stri
             (text(receive(&stream, GREETING_BYTES)?).parse().map_err(Error::other)?, stream.peer_addr()?.ip().to_canonical());
         addresses[rank] = if from.is_loopback() { format!(":{port}") } else { SocketAddr::new(from, port).to_string() };
         // The one before may have been on a machine that lost its power, which closes nothing. One that is there hears of it.
-        if let Some(before) = peers[rank].replace(stream) {
+        if let Some(before) = peers[rank].replace(stream).filter(is_open) {
             send(&before, TWICE.as_bytes()).ok();
             twice = Some(rank);
         }

@@ -209,7 +209,7 @@ fn a_meeting_that_does_not_come_about_says_why() {
     let nowhere = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
     let told = RefCell::new(Vec::new());
     let tell = |why: &str| told.borrow_mut().push(why.to_string());
-    let nobody = Tcp::join(&nowhere, 1, 2, Duration::from_secs(1), &tell).err().unwrap().to_string();
+    let nobody = Tcp::join(&nowhere, 1, 2, Duration::from_secs(4), &tell).err().unwrap().to_string();
     assert!(nobody.starts_with(&format!("rank 1 cannot meet the others at {nowhere}: ")), "{nobody}");
     let told = told.into_inner();
     assert!(matches!(&told[..], [why] if why.starts_with(&format!("no rank at {nowhere} yet"))), "once, in the meantime: {told:?}");

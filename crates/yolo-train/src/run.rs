@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use bellows_cli::{Bar, Failure, Keeping, Resumed, Run, Session, Signals, Usage, pick_device, ranks_of, resumed, say, yaml_layer};
+use bellows_cli::{Bar, Failure, Keeping, Resumed, Run, Session, Signals, Usage, pick_device, ranks_of, resumed, say, unfit, yaml_layer};
 use bellows_device::{Conv, ProbeOptions, Selected, Shape, Work, processor};
 use bellows_kernels::{Lowering, cube};
 use bellows_learner::Outcome;
@@ -158,7 +158,7 @@ pub(crate) fn device(config: &TrainConfig, reprobe: bool, tune: bool) -> Result<
     let options = ProbeOptions { reprobe, tune, shapes, lowering: Some(lowering), ..ProbeOptions::of(work) };
     let device = pick_device(&config.device, &options)?;
     if config.half() {
-        has_half(&device)?;
+        has_half(&device).inspect_err(|_| unfit())?;
     }
     Ok(device)
 }

@@ -3,13 +3,22 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::heap::block;
+use super::heap::{block, forget_advice};
 
 /// Requests after which an unwanted block is freed; a training step makes a few hundred.
 pub(super) const PATIENCE: u64 = 4096;
 
+/// A block that nobody uses.
+struct Free(Vec<f32>);
+
+impl Drop for Free {
+    fn drop(&mut self) {
+        forget_advice(&mut self.0);
+    }
+}
+
 /// Free blocks by size, in values; each with the request at which it came, in that order.
-type Blocks = BTreeMap<usize, Vec<(u64, Vec<f32>)>>;
+type Blocks = BTreeMap<usize, Vec<(u64, Free)>>;
 
 /// What is free, and what is held; sizes in values.
 #[derive(Default)]
@@ -48,7 +57,7 @@ impl Pool {
                 self.make_room(len);
                 block(len)
             },
-            |(_, block)| block,
+            |(_, mut block)| std::mem::take(&mut block.0),
         );
         block.resize(len, 0.0);
         block
@@ -58,7 +67,7 @@ impl Pool {
     /// large ones too. (Within a batch that would not do: what is small and kept would sit in blocks that are wanted for what is large.)
     pub(super) fn next_batch(&mut self) {
         for (came, block) in std::mem::take(&mut self.free).into_values().flatten() {
-            self.earlier.entry(block.capacity()).or_default().push((came, block));
+            self.earlier.entry(block.0.capacity()).or_default().push((came, block));
         }
     }
 
@@ -95,12 +104,12 @@ impl Pool {
     /// A tensor held this block until now.
     pub(super) fn give(&mut self, block: Vec<f32>) {
         self.leave(block.capacity());
-        self.free.entry(size(&block)).or_default().push((self.requests, block));
-        let mut free: usize = self.free.values().chain(self.earlier.values()).flatten().map(|(_, block)| block.capacity()).sum();
+        self.free.entry(size(&block)).or_default().push((self.requests, Free(block)));
+        let mut free: usize = self.free.values().chain(self.earlier.values()).flatten().map(|(_, block)| block.0.capacity()).sum();
         while free > self.most {
             let sizes = self.free.values_mut().chain(self.earlier.values_mut()).filter(|blocks| !blocks.is_empty());
             let Some(blocks) = sizes.min_by_key(|blocks| blocks[0].0) else { return };
-            free -= blocks.remove(0).1.capacity();
+            free -= blocks.remove(0).1.0.capacity();
         }
     }
 }
@@ -124,7 +133,7 @@ mod tests {
 
     impl Pool {
         fn waiting(&self) -> Vec<usize> {
-            self.free.values().chain(self.earlier.values()).flatten().map(|(_, block)| block.capacity()).collect()
+            self.free.values().chain(self.earlier.values()).flatten().map(|(_, block)| block.0.capacity()).collect()
         }
 
         /// A block as a tensor's.

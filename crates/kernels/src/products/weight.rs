@@ -29,7 +29,8 @@ impl Blocks {
         Self::new(Form::Bf16, (codes, Vec::new()), shape, device)
     }
 
-    /// Int8 with a scale a row: no value is off by more than the 254th part of its row's largest magnitude. `values` are finite, row by row.
+    /// Int8 with a scale a row: no value is off by more than the 254th part of its row's largest magnitude, if that is above 3e-41. `values` are finite,
+    /// row by row.
     pub fn int8(values: &[f32], shape: [usize; 2], device: &Device) -> Self {
         check(values.len(), shape);
         Self::new(Form::Int8, int8::encode(values, shape[1]), shape, device)

@@ -9,7 +9,7 @@
 
 use std::collections::HashSet;
 use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::{BufWriter, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 use serde_json::json;
@@ -116,6 +116,8 @@ fn check_target(config: &DataConfig, out: &Path) -> Result<(), DataError> {
         // Moved and moved back, for a mount point would say no only when everything is written.
         let aside = partial(out);
         let moved = std::fs::rename(out, &aside).and_then(|()| std::fs::rename(&aside, out));
+        // A folder of a container's image cannot be moved, and can be replaced.
+        let moved = moved.or_else(|error| if error.kind() == ErrorKind::CrossesDevices { Ok(()) } else { Err(error) });
         moved.or_else(|error| invalid(&format!("cannot be replaced by the finished data set ({error}); name a new folder in it")))?;
     }
     Ok(())

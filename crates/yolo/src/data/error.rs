@@ -1,5 +1,6 @@
 //! What can go wrong between a data.yaml and a batch. Every message carries the path, and the line where there is one.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use bellows_exit::{Coded, Exit};
@@ -131,6 +132,7 @@ impl Coded for DataError {
         match self {
             Self::Shard(error) => error.exit(),
             Self::Write(error) => error.exit(),
+            Self::Io { source, .. } if matches!(source.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) => Exit::Failed,
             _ => Exit::Usage,
         }
     }
@@ -167,10 +169,10 @@ mod tests {
 
     #[test]
     fn a_full_disk_is_no_fault_of_the_input() {
-        let (path, full) = (Path::new("a.jpg"), || std::io::Error::from(std::io::ErrorKind::StorageFull));
+        let (path, full) = (Path::new("a.jpg"), || std::io::Error::from(ErrorKind::StorageFull));
         let fault = Box::new(ShardFault::Write(StoreError::new("write", path, full())));
         let shard = DataError::from(ShardError { path: path.into(), at: None, fault });
-        assert_eq!([DataError::writing(path)(full()), shard].map(|error| error.exit()), [Exit::Failed; 2]);
-        assert_eq!(DataError::io(path)(full()).exit(), Exit::Usage);
+        assert_eq!([DataError::writing(path)(full()), DataError::io(path)(full()), shard].map(|error| error.exit()), [Exit::Failed; 3]);
+        assert_eq!(DataError::io(path)(ErrorKind::NotFound.into()).exit(), Exit::Usage);
     }
 }

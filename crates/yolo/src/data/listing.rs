@@ -37,9 +37,9 @@ const ANY: &str = "_";
 /// An image, and where its objects stand.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Entry {
-    /// Real, and allowed to be read.
+    /// Allowed to be read, and real but for links that are met inside a folder.
     pub(crate) image: PathBuf,
-    /// Its label file, which is real and allowed to be read, where links make it another than the one by the image's real place.
+    /// Its label file, if it is there, which is real and allowed to be read, where links make it another than the one by the image's place.
     pub(crate) label: Option<Box<Path>>,
     /// Which of the COCO files, and which of its images; none for a label file of its own.
     pub(crate) coco: Option<(u32, u32)>,
@@ -353,25 +353,20 @@ fn label_of_line(path: &Path, image: &Path, folders: &Folders, labels: &mut Hash
 
 /// Where the label file of the image `named` is or would be, if links make that another place than by `real`, where they lead to.
 fn label_as_named(named: &Path, real: &Path) -> Option<PathBuf> {
-    if named == real {
-        return None;
-    }
-    let label = |image: &Path| {
-        let label = label_path(image);
-        Some(label.parent()?.canonicalize().ok()?.join(label.file_name()?))
-    };
-    label(named).filter(|by_name| label(real).as_ref() != Some(by_name))
+    let label = label_path(&std::path::absolute(named).ok()?);
+    let by_name = label.parent()?.canonicalize().ok()?.join(label.file_name()?);
+    (by_name != label_path(real)).then_some(by_name)
 }
 
-/// Label files by the names of their images become real ones that may be read. Where there is none and one by the image's real place, it is that.
+/// Label files by the names of their images become real ones that may be read; those that are not there are forgotten.
 fn resolve_labels(config: &DataConfig, entries: &mut [Entry]) -> Result<(), DataError> {
     let resolve = |piece: &mut [Entry]| -> Result<(), DataError> {
         let mut folders = Folders::new();
         for entry in piece {
             let Some(label) = entry.label.take() else { continue };
             let (label, seen) = place(config, &label, &mut folders)?;
-            let is_there = seen.is_some() || label.exists();
-            entry.label = (is_there || !label_path(&entry.image).exists()).then(|| label.into_boxed_path());
+            let is_there = seen.is_some() || label.exists() || label.with_extension("TXT").is_file();
+            entry.label = is_there.then(|| label.into_boxed_path());
         }
         Ok(())
     };

@@ -358,6 +358,26 @@ fn labels_are_found_by_the_names_of_single_links_and_of_sources_that_are_links()
     set.config.train = ["raw", "images/night"].map(Source::from).to_vec();
     let both = set.scan().unwrap();
     assert_eq!((both.len(), both.found), (1, 1));
+    symlink("../raw", set.file("images/day")).unwrap();
+    std::fs::create_dir(set.file("labels/day")).unwrap();
+    std::fs::rename(set.file("labels/night/0001.txt"), set.file("labels/day/0001.txt")).unwrap();
+    set.config.train = ["images/day", "images/night"].map(Source::from).to_vec();
+    let both = set.scan().unwrap();
+    assert_eq!((both.len(), both.found), (1, 1));
+}
+
+/// Beside real images, too.
+#[cfg(unix)]
+#[test]
+fn a_label_folder_that_leads_out_of_the_set_is_refused() {
+    let mut set = Set::new(4);
+    let away = set.dir.path().join("away");
+    std::fs::rename(set.file("labels"), &away).unwrap();
+    std::os::unix::fs::symlink(&away, set.file("labels")).unwrap();
+    let refused = set.scan().unwrap_err().to_string();
+    assert!(refused.contains("outside the dataset root") && refused.contains("away"), "{refused}");
+    set.config.allow_outside = vec![away];
+    assert_eq!(set.scan().unwrap().found, 4);
 }
 
 /// In a folder and in a list; what is not called like an image is nobody's.

@@ -128,6 +128,28 @@ fn a_chat_in_pieces_has_the_ids_of_its_text() {
     }
 }
 
+/// As the files of the first Llama have them: for the library `</s>` is `▁</s>` then.
+#[test]
+fn special_tokens_that_are_normalised_stay_as_they_are_written() {
+    let mut file = read("tokenizer.json");
+    file["added_tokens"].as_array_mut().unwrap().iter_mut().for_each(|token| token["normalized"] = true.into());
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("tokenizer.json"), file.to_string()).unwrap();
+    std::fs::copy(fixture("tokenizer_config.json"), dir.path().join("tokenizer_config.json")).unwrap();
+    let tokenizer = Tokenizer::from_dir(dir.path()).unwrap();
+    assert_eq!((tokenizer.token(2).as_deref(), tokenizer.is_special(2)), (Some("</s>"), true));
+    assert_eq!([true, false].map(|skip| tokenizer.stream(skip).push(2)), ["", "</s>"]);
+    assert!(!tokenizer.decode(&[262, 2], true).unwrap().contains("</s>"));
+    let prompt = |tokenizer: &Tokenizer| {
+        let conversation = Conversation { messages: vec![Message::new(Role::User, "the iron")], tools: vec![] };
+        encode_prompt(&conversation, tokenizer, &Template::detect(tokenizer, None).unwrap(), RenderOptions::default()).unwrap()
+    };
+    assert_eq!(prompt(&tokenizer), prompt(&Tokenizer::from_dir(&fixture("")).unwrap()));
+    tokenizer.save(dir.path()).unwrap();
+    let back = Tokenizer::from_dir(dir.path()).unwrap();
+    assert_eq!((back.bos(), back.eos(), back.pad()), (Some(1), Some(2), Some(2)));
+}
+
 #[test]
 fn pairs_that_scores_cannot_keep_apart_are_told() {
     let mut file = read("tokenizer.json");

@@ -159,9 +159,8 @@ impl Tokenizer {
 
     /// The bytes that `id` stands for; none for an id without a token.
     pub fn bytes(&self, id: u32) -> Option<Vec<u8>> {
-        let added = self.hf.get_added_vocabulary();
-        match added.simple_id_to_token(id) {
-            Some(token) => Some(token.into_bytes()),
+        match self.added(id) {
+            Some(token) => Some(token.content.clone().into_bytes()),
             None => {
                 let token = self.token(id)?;
                 if self.hf.token_to_id("<0x0A>").is_some() {

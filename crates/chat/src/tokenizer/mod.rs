@@ -125,7 +125,8 @@ impl Tokenizer {
     /// # Errors
     /// [`Fault::Tokenizer`] if the decoder of the tokenizer refuses a token.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String, Fault> {
-        self.hf.decode(ids, skip_special).map_err(|error| Fault::tokenizer(error.to_string()))
+        let ids: Vec<u32> = ids.iter().copied().filter(|&id| !(skip_special && self.is_special(id))).collect();
+        self.hf.decode(&ids, false).map_err(|error| Fault::tokenizer(error.to_string()))
     }
 
     /// The id of the token written `token`: `<|im_end|>`.
@@ -135,13 +136,18 @@ impl Tokenizer {
 
     /// How `id` is written: an added token as it is, any other in the byte-level alphabet (`Ġtwo`).
     pub fn token(&self, id: u32) -> Option<String> {
-        self.hf.id_to_token(id)
+        self.added(id).map(|token| token.content.clone()).or_else(|| self.hf.id_to_token(id))
+    }
+
+    /// The added token that `id` is. Look-ups of the library have one that is normalised as normalisation leaves it: `▁</s>`, which is the
+    /// name of no token.
+    fn added(&self, id: u32) -> Option<&AddedToken> {
+        self.hf.get_added_vocabulary().get_added_tokens_decoder().get(&id)
     }
 
     /// Whether `id` is a token marked special, such as `<|im_end|>`.
     pub fn is_special(&self, id: u32) -> bool {
-        let added = self.hf.get_added_vocabulary();
-        added.simple_id_to_token(id).is_some_and(|token| added.is_special_token(&token))
+        self.added(id).is_some_and(|token| token.special)
     }
 
     /// The tokens marked special, by id.

@@ -151,6 +151,19 @@ fn special_tokens_that_are_normalised_stay_as_they_are_written() {
 }
 
 #[test]
+fn tokens_that_are_added_are_recognised_wherever_they_stand() {
+    let mut tokenizer = Tokenizer::from_dir(&fixture("")).unwrap();
+    assert_eq!(tokenizer.add(&["<ore>".into()]).unwrap(), 1);
+    let id = tokenizer.id("<ore>").unwrap();
+    for text in ["<ore>", "(<ore>)", "\n<ore>", "x<ore>y"] {
+        for place in [Place::Start, Place::AfterSpecial, Place::Middle] {
+            assert!(tokenizer.ids(text, false, place).unwrap().contains(&id), "{text:?} {place:?}");
+        }
+    }
+    assert_eq!(tokenizer.stream(false).push(id), "<ore>");
+}
+
+#[test]
 fn pairs_that_scores_cannot_keep_apart_are_told() {
     let mut file = read("tokenizer.json");
     file["model"]["merges"].as_array_mut().unwrap().retain(|pair| *pair != json!(["th", "e"]));

@@ -209,8 +209,9 @@ impl Tokenizer {
         if tokens.iter().any(String::is_empty) {
             return Err(Fault::tokenizer("a token to add is empty"));
         }
-        let fresh: Vec<AddedToken> =
-            tokens.iter().filter(|token| self.id(token).is_none()).map(|token| AddedToken::from(token.as_str(), false)).collect();
+        // One that is normalised is recognised where SentencePiece puts a space before it, and nowhere else.
+        let added = |token: &String| AddedToken::from(token.as_str(), false).normalized(false);
+        let fresh: Vec<AddedToken> = tokens.iter().filter(|token| self.id(token).is_none()).map(added).collect();
         let before = self.len;
         self.hf.add_tokens(fresh).map_err(|error| Fault::tokenizer(error.to_string()))?;
         self.plain = self.hf.get_added_vocabulary().clone();

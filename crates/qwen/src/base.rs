@@ -476,11 +476,13 @@ fn vocabulary_of(metadata: &Metadata) -> Result<Vocabulary, Fault> {
     let tokens = list("tokens")?;
     let kinds = value("token_type").and_then(|v| v.as_i32s()).unwrap_or_default();
     let kind = |i: usize| kinds.get(i).and_then(|&k| TokenType::from_number(k)).unwrap_or(TokenType::Normal);
-    // What llama.cpp takes where a file says nothing.
+    // What llama.cpp takes where a file of SentencePiece's says nothing.
     let id = |key: &str, plain: Option<u32>| value(key).and_then(bellows_weights::gguf::Value::as_u64).map(|id| id as u32).or(plain);
     let flag = |key: &str, plain: bool| value(key).and_then(bellows_weights::gguf::Value::as_bool).unwrap_or(plain);
     let plain = |id: u32| sentencepiece.then_some(id);
-    let pre = text("pre").unwrap_or("gpt-2");
+    // Byte-level BPE is cut in ways that differ from model to model, and a wrong one shows nowhere; SentencePiece's is cut in one.
+    let unsaid = "there is no `tokenizer.ggml.pre`, so it is not known how this model's text is cut: take a newer GGUF, or the original";
+    let pre = text("pre").or(sentencepiece.then_some("default")).ok_or_else(|| fault(unsaid.into()))?;
     Ok(Vocabulary {
         pre: pre.into(),
         types: (0..tokens.len()).map(kind).collect(),

@@ -1,4 +1,4 @@
-//! What a GGUF leaves unsaid of its tokens is as llama.cpp takes it, and every end that it names ends an answer.
+//! What a GGUF leaves unsaid of its tokens is as llama.cpp takes it, but for how text is cut, which must be said, and every end that it names ends an answer.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::path::Path;
@@ -49,4 +49,16 @@ fn the_ends_of_turns_and_of_calls_are_ends() {
     assert_eq!(ends(), [eos, 7, 9]);
     written(&path, &[("eot_token_id", Some(Value::U32(eos)))]);
     assert_eq!(ends(), [eos]);
+}
+
+#[test]
+fn how_byte_level_text_is_cut_must_be_said() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.gguf");
+    written(&path, &[("pre", None)]);
+    let error = Base::tokenizer(&path).unwrap_err().to_string();
+    assert!(error.contains("there is no `tokenizer.ggml.pre`") && error.lines().count() == 1, "{error}");
+    let scores = vec![0.0f32; Base::shape(&path).unwrap().vocab_size];
+    written(&path, &[("pre", None), ("model", Some("llama".into())), ("scores", Some(scores.into()))]);
+    assert_eq!(Base::tokenizer(&path).unwrap().bos(), Some(1));
 }

@@ -188,6 +188,24 @@ fn a_saved_tokenizer_keeps_nothing_of_an_earlier_one() {
 }
 
 #[test]
+fn a_saved_tokenizer_keeps_the_templates_beside_the_default_one() {
+    let dir = tempfile::tempdir().unwrap();
+    support::tiny().save(dir.path()).unwrap();
+    let path = dir.path().join("tokenizer_config.json");
+    let named = |name: &str, text: &str| serde_json::json!({"name": name, "template": text});
+    for (default, read) in [(vec![named("default", "old")], Some("old")), (vec![], None)] {
+        let templates = [vec![named("tool_use", "calls")], default].concat();
+        std::fs::write(&path, serde_json::json!({"chat_template": templates}).to_string()).unwrap();
+        let mut tokenizer = Tokenizer::from_dir(dir.path()).unwrap();
+        assert_eq!(tokenizer.chat_template(), read);
+        tokenizer.set_chat_template("new".into());
+        tokenizer.save(dir.path()).unwrap();
+        let saved: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        assert_eq!(saved["chat_template"], serde_json::json!([named("tool_use", "calls"), named("default", "new")]));
+    }
+}
+
+#[test]
 fn the_small_tokenizer_learns_merges_and_is_repeatable() {
     let (a, b) = (support::tiny(), support::tiny());
     assert_eq!(a.vocabulary(400).unwrap(), b.vocabulary(400).unwrap());

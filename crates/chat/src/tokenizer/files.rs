@@ -6,7 +6,7 @@ use std::path::Path;
 
 use bellows_runs::{StoreError, read_bounded, write_atomic};
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use tokenizers::Tokenizer as Hf;
 
 use super::Tokenizer;
@@ -78,6 +78,11 @@ fn whole(bytes: &[u8]) -> Result<(), Fault> {
     Err(Fault::Json { what })
 }
 
+/// Whether this is the one to take of chat templates with names.
+fn is_default(template: &Value) -> bool {
+    template.get("name").and_then(Value::as_str) == Some("default")
+}
+
 impl Tokenizer {
     /// A tokenizer from the text of a `tokenizer.json`.
     pub(super) fn from_json(bytes: &[u8]) -> Result<Self, Fault> {
@@ -131,8 +136,7 @@ impl Tokenizer {
         self.chat_template = match config.get("chat_template") {
             Some(Value::String(text)) => Some(text.clone()),
             Some(Value::Array(list)) => {
-                let is_default = |entry: &&Value| entry.get("name").and_then(Value::as_str) == Some("default");
-                list.iter().find(is_default).and_then(|entry| entry.get("template")?.as_str()).map(str::to_owned)
+                list.iter().find(|entry| is_default(entry)).and_then(|entry| entry.get("template")?.as_str()).map(str::to_owned)
             }
             _ => None,
         };
@@ -152,7 +156,14 @@ impl Tokenizer {
             config.insert(key.into(), id.and_then(|id| self.token(id)).map_or(Value::Null, Value::String));
         }
         if let Some(template) = &self.chat_template {
-            config.insert("chat_template".into(), template.clone().into());
+            match config.entry("chat_template").or_insert(Value::Null) {
+                // The others (for calls, for citing) are kept as they came.
+                Value::Array(list) => match list.iter_mut().find(|entry| is_default(entry)) {
+                    Some(entry) => entry["template"] = template.clone().into(),
+                    None => list.push(json!({"name": "default", "template": template})),
+                },
+                own => *own = template.clone().into(),
+            }
         }
         let config = serde_json::to_string_pretty(&config).map_err(|error| Fault::tokenizer(error.to_string()))?;
         for (name, text) in [("tokenizer.json", json), ("tokenizer_config.json", config + "\n")] {

@@ -394,6 +394,9 @@ fn what_a_template_says_of_its_turns() {
     assert_eq!((brackets.end_of_turn().as_deref(), brackets.default_system()), (Some("<|endoftext|>"), None));
     // Tokens of ChatML alone do not make it ChatML.
     assert!(!jinja(&Template::ChatMl.source().replace("message.role ~ '\\n'", "message.role ~ '<|endoftext|>'")).is_chatml());
+    // Nor does the first question.
+    let later = "{%- if loop.index > 2 -%}-{%- endif -%}{{ '<|im_start|>'";
+    assert!(!jinja(&Template::ChatMl.source().replacen("{{ '<|im_start|>'", later, 1)).is_chatml());
 }
 
 #[test]

@@ -232,6 +232,12 @@ mod tests {
             assert!(zephyr.contains(part), "{part}: {zephyr}");
         }
         assert!(zephyr.contains("PARAMETER stop \"<|endoftext|>\"\n") && !zephyr.contains("im_"), "{zephyr}");
+        // ChatML up to the first answer, which ends otherwise.
+        let base = written(
+            "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{{ '<|endoftext|>' if m.role == 'assistant' else '<|im_end|>\n' }}{% endfor %}\
+             {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
+        );
+        assert!(base.contains("{{ .Content }}{{ \"<|endoftext|>\" }}") && !base.contains("{{ .Role }}"), "{base}");
         // Who refuses a system message has no place for one.
         let silent = written(
             "{% if messages[0].role == 'system' %}{{ raise_exception('none') }}{% endif %}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}",

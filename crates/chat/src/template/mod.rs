@@ -107,12 +107,16 @@ impl Template {
         }
     }
 
-    /// Whether a system message and a question come out as plain ChatML.
+    /// Whether a chat that a system message begins comes out as plain ChatML wherever an answer is asked for.
     pub fn is_chatml(&self) -> bool {
-        let messages = vec![Message::new(Role::System, "s"), Message::new(Role::User, "a")];
-        let conversation = Conversation { messages, ..Conversation::default() };
+        use Role::{Assistant, System, User};
+        let chat = [(System, "s"), (User, "a"), (Assistant, "b"), (User, "c"), (Assistant, "d"), (User, "e")];
+        let messages = chat.map(|(role, text)| Message::new(role, text));
         let options = RenderOptions { generation_prompt: true, ..RenderOptions::default() };
-        matches!((self.render(&conversation, options), Template::ChatMl.render(&conversation, options)), (Ok(a), Ok(b)) if a == b)
+        [2, 4, 6].into_iter().all(|end| {
+            let conversation = Conversation { messages: messages[..end].to_vec(), ..Conversation::default() };
+            matches!((self.render(&conversation, options), Template::ChatMl.render(&conversation, options)), (Ok(a), Ok(b)) if a == b)
+        })
     }
 
     /// The system message that a ChatML template writes into a conversation without one.

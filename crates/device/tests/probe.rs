@@ -200,6 +200,20 @@ fn a_crash_is_tried_once_more_and_named() {
     assert_eq!((report.gemm.attempts, report.direct.attempts), (2, 0));
 }
 
+/// A card whose memory another program has is proved again, as soon as it is asked for.
+#[test]
+fn memory_that_ran_out_is_no_verdict() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(options) = swiftshader(folder.path(), "short:upload") else { return };
+    for _ in 0..2 {
+        let Err(DeviceError::Probe(report)) = select(&VULKAN_0, &options) else { panic!("there is no memory here") };
+        let because = "1 MiB there and back: the GPU ran out of memory; panicked: out of device memory allocating 4096 bytes";
+        assert_eq!(report.failure().unwrap(), (Stage::Upload, because));
+        assert_eq!((report.gemm.attempts, report.cached), (2, false));
+    }
+    assert!(!options.cache_file.unwrap().exists());
+}
+
 /// What `auto` makes of SwiftShader when it claims matrix units, Burn's convolutions misbehave as in `fault` and ours do not; `limit` for a step.
 #[expect(clippy::unwrap_used, reason = "a test in all but its attribute")]
 fn without_direct(fault: &str, limit: Duration) -> Option<Selected> {

@@ -24,8 +24,8 @@ use std::{fs, io};
 const FORMAT: u32 = 9;
 /// Reports kept; the oldest binaries' go first.
 const KEPT: usize = 32;
-/// Variables under which the same driver is another driver.
-const VARIABLES: [&str; 3] = ["HSA_OVERRIDE_GFX_VERSION", "RADV_PERFTEST", FAULT_VARIABLE];
+/// Variables under which the same driver is another driver, by prefix. Those that choose a card or a driver are not among them: the key has both.
+const PREFIXES: [&str; 8] = ["HSA_", "RADV_", "ACO_", "ANV_", "INTEL_DEBUG", "AMD_VULKAN_", "CUBECL_", FAULT_VARIABLE];
 
 /// What a verdict holds for.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -43,11 +43,10 @@ pub(crate) struct Key {
 
 impl Key {
     pub(crate) fn of(adapter: &Adapter, plan: &Plan, options: &ProbeOptions) -> Self {
-        let value = |name: &str| -> Option<OsString> {
-            let given = options.env.iter().rev().find(|(key, _)| key == name).map(|(_, value)| value.clone());
-            given.or_else(|| env::var_os(name))
-        };
-        let variables = VARIABLES.iter().filter_map(|name| Some(((*name).to_owned(), value(name)?.to_string_lossy().into_owned())));
+        let text = |text: OsString| text.to_string_lossy().into_owned();
+        // The child's own are given after those that it inherits.
+        let variables = env::vars_os().chain(options.env.iter().cloned()).map(|(name, value)| (text(name), text(value)));
+        let variables = variables.filter(|(name, _)| PREFIXES.iter().any(|prefix| name.starts_with(prefix)));
         Self {
             adapter: adapter.to_string(),
             pci: adapter.pci.clone(),
@@ -139,6 +138,7 @@ mod tests {
         let newer = Adapter { driver: "test 1.1".into(), ..card.clone() };
         let other_binary = ProbeOptions { exe: Some(file.clone()), ..options.clone() };
         let overridden = ProbeOptions { env: vec![("HSA_OVERRIDE_GFX_VERSION".into(), "10.3.0".into())], ..options.clone() };
+        let debugged = ProbeOptions { env: vec![("RADV_DEBUG".into(), "nocompute".into())], ..options.clone() };
         let gemm_only = Plan { without_direct: Some("asked".into()), ..Plan::default() };
         let shaped = |shapes: &[usize]| {
             let map = |out: usize| LinearMap { sizes: [out, 8], storage: None, rank: 4, rows: 64 };
@@ -150,6 +150,7 @@ mod tests {
             Key::of(&newer, &plan, &options),
             Key::of(&card, &plan, &other_binary),
             Key::of(&card, &plan, &overridden),
+            Key::of(&card, &plan, &debugged),
             Key::of(&card, &gemm_only, &options),
             Key::of(&card, &plan, &ProbeOptions::of(Work::LanguageModel)),
             Key { processor: "another".into(), ..key.clone() },
@@ -157,6 +158,8 @@ mod tests {
         for changed in changed {
             assert_eq!(load(&file, &changed), None);
         }
+        let chosen = ProbeOptions { env: vec![("VK_DRIVER_FILES".into(), "radeon.json".into())], ..options.clone() };
+        assert!(load(&file, &Key::of(&card, &plan, &chosen)).is_some(), "the card is what it was");
         // What was proved of more shapes holds for some.
         store(&file, &shaped(&[8, 16]), &report(&card)).unwrap();
         for shapes in [&[][..], &[8], &[16, 8]] {

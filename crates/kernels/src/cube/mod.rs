@@ -55,7 +55,7 @@ pub use shared::{distrust_shared_memory, shared_memory_works};
 pub use shortage::out_of_memory;
 pub use sizes::{Class, Maker, Size, set_maker, set_tuned};
 use std::sync::Once;
-pub use trace::{Counted, Done, Launches, Work, launches, most_at_launches};
+pub use trace::{Alike, Counted, Done, Launches, Work, launches, most_at_launches};
 pub use units::matrix_units;
 use workspace::workspace_bytes;
 pub use workspace::{set_workspace_bytes, set_workspace_mb};

@@ -62,7 +62,12 @@ impl Key {
 
     /// Whether what is remembered under this key answers for `asked`: what was proved of more shapes holds for some of them.
     fn covers(&self, asked: &Self) -> bool {
-        asked.shapes.iter().all(|shape| self.shapes.contains(shape)) && Self { shapes: asked.shapes.clone(), ..self.clone() } == *asked
+        asked.shapes.iter().all(|shape| self.shapes.contains(shape)) && self.differs_in_shapes_alone(asked)
+    }
+
+    /// Whether all but the shapes are the same, and these may be.
+    fn differs_in_shapes_alone(&self, other: &Self) -> bool {
+        Self { shapes: other.shapes.clone(), ..self.clone() } == *other
     }
 }
 
@@ -99,6 +104,11 @@ pub(crate) fn load(file: &Path, key: &Key) -> Option<ProbeReport> {
     Some(ProbeReport { cached: true, ..entry.report })
 }
 
+/// Whether fastest sizes of blocks are remembered for what `key` is of, with whatever shapes: they were timed by classes.
+pub(crate) fn has_sizes(file: &Path, key: &Key) -> bool {
+    entries(file).iter().any(|entry| entry.key.differs_in_shapes_alone(key) && entry.report.tuned().next().is_some())
+}
+
 pub(crate) fn store(file: &Path, key: &Key, report: &ProbeReport) -> io::Result<()> {
     let mut all = entries(file);
     all.retain(|entry| !key.covers(&entry.key));
@@ -123,6 +133,30 @@ mod tests {
         tests::report(adapter, Verdict::Pass, Verdict::Pass)
     }
 
+    /// Of maps with so many outputs.
+    fn shaped(card: &Adapter, outputs: &[usize]) -> Key {
+        let map = |&out: &usize| Shape::Map(LinearMap { sizes: [out, 8], storage: None, rank: 4, rows: 64 });
+        let shapes = outputs.iter().map(map).collect();
+        Key::of(card, &Plan::default(), &ProbeOptions { shapes, ..ProbeOptions::default() })
+    }
+
+    #[test]
+    fn sizes_are_those_of_a_card_and_not_of_shapes() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("probe.json");
+        let [card, other, failed] = [0, 1, 2].map(|index| adapter(index, AdapterKind::Discrete, None));
+        let with = |card: &Adapter, sizes| {
+            let mut report = report(card);
+            report.gemm.tuned = Some(sizes);
+            report
+        };
+        store(&file, &shaped(&card, &[8]), &with(&card, vec![("thin".into(), [16, 64, 4, 4])])).unwrap();
+        store(&file, &shaped(&failed, &[8]), &with(&failed, Vec::new())).unwrap();
+        let known = |card: &Adapter, outputs: &[usize]| has_sizes(&file, &shaped(card, outputs));
+        assert!(known(&card, &[8]) && known(&card, &[24]) && known(&card, &[]));
+        assert!(!known(&other, &[8]) && !known(&failed, &[8]));
+    }
+
     #[test]
     fn a_verdict_holds_for_its_key_only() {
         let folder = tempfile::tempdir().unwrap();
@@ -140,11 +174,7 @@ mod tests {
         let overridden = ProbeOptions { env: vec![("HSA_OVERRIDE_GFX_VERSION".into(), "10.3.0".into())], ..options.clone() };
         let debugged = ProbeOptions { env: vec![("RADV_DEBUG".into(), "nocompute".into())], ..options.clone() };
         let gemm_only = Plan { without_direct: Some("asked".into()), ..Plan::default() };
-        let shaped = |shapes: &[usize]| {
-            let map = |out: usize| LinearMap { sizes: [out, 8], storage: None, rank: 4, rows: 64 };
-            let shapes = shapes.iter().map(|&out| Shape::Map(map(out))).collect();
-            Key::of(&card, &plan, &ProbeOptions { shapes, ..options.clone() })
-        };
+        let shaped = |shapes: &[usize]| shaped(&card, shapes);
         let changed = [
             shaped(&[8]),
             Key::of(&newer, &plan, &options),

@@ -38,13 +38,13 @@ pub(crate) fn prove(adapter: &Adapter, options: &ProbeOptions) -> ProbeReport {
     }
     let key = Key::of(adapter, &plan, options);
     let remembered = options.cache_file.as_ref().and_then(|file| cache::load(file, &key));
-    let had_sizes = remembered.as_ref().is_some_and(|report| report.tuned().next().is_some());
     let answers = |report: &ProbeReport| !options.tune || !report.gemm.passed() || report.gemm.tuned.is_some();
     if let Some(report) = remembered.filter(|report| !options.reprobe && answers(report)) {
         return report;
     }
     tracing::info!("probing {adapter}: the first time this takes a minute or two");
-    // Sizes that were asked for once are not lost to a new probe.
+    // Sizes that were asked for once are not lost to a new probe, nor to one of other shapes.
+    let had_sizes = options.cache_file.as_ref().is_some_and(|file| cache::has_sizes(file, &key));
     let report = probe(adapter, &plan, &ProbeOptions { tune: options.tune || had_sizes, ..options.clone() });
     let momentary = report.paths().any(|(_, path)| path.momentary);
     if let Some(file) = options.cache_file.as_ref().filter(|_| !momentary)

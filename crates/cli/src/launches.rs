@@ -12,7 +12,7 @@ use crate::failure::{Failure, Usage};
 /// What a step launches, and what is known of it.
 struct Step<'a> {
     counted: &'a Counted,
-    /// Bytes and operations of each kernel that is known.
+    /// Bytes and operations of each launch that is known.
     known: Vec<(u64, u64)>,
     bytes: u64,
     flops: u64,
@@ -58,15 +58,17 @@ fn by_count(launches: &BTreeMap<&'static str, usize>) -> Vec<String> {
 
 impl<'a> Step<'a> {
     fn new(counted: &'a Counted) -> Self {
-        let known: Vec<(u64, u64)> = counted.work.values().map(|done| (done.bytes, done.flops)).collect();
-        let (bytes, flops) = known.iter().fold((0, 0), |(bytes, flops), more| (bytes + more.0, flops + more.1));
+        let known = counted.known();
+        let (bytes, flops) = counted.work.values().fold((0, 0), |(bytes, flops), done| (bytes + done.bytes, flops + done.flops));
         Self { counted, known, bytes, flops, launches: counted.launches.values().sum() }
     }
 
-    /// Seconds at best by memory, by arithmetic and by launches, and how many times those of the products alone at 60 % of the peak they are together.
-    fn on(&self, card: &Card, half: bool) -> ([f64; 3], f64) {
+    /// Seconds at best by memory, by arithmetic and by launches, and how many times those of the products alone at 60 % of the peak they are together, unless
+    /// only kernels multiply that nobody counts.
+    fn on(&self, card: &Card, half: bool) -> ([f64; 3], Option<f64>) {
         let seconds = card.seconds(&self.known, self.launches, half);
-        (seconds, seconds.iter().sum::<f64>() / card.attainable(self.flops, half))
+        let ratio = || seconds.iter().sum::<f64>() / card.attainable(self.flops, half);
+        (seconds, (self.flops > 0).then(ratio))
     }
 
     fn json(&self, half: bool) -> Value {
@@ -138,7 +140,8 @@ impl<'a> Step<'a> {
         for card in &CARDS {
             let (seconds, ratio) = self.on(card, half);
             let ms = seconds.into_iter().chain([seconds.iter().sum()]).map(|s| format!("{:>9.1}", s * 1e3)).collect::<String>();
-            say(&format!("{:>12}{ms}{ratio:>8.2}", card.name));
+            let ratio = ratio.map_or_else(|| "-".into(), |ratio| format!("{ratio:.2}"));
+            say(&format!("{:>12}{ms}{ratio:>8}", card.name));
         }
     }
 }
@@ -152,6 +155,29 @@ fn row_json(done: &Done) -> Value {
 mod tests {
     use super::*;
 
+    /// A launch of each.
+    fn alike(work: &BTreeMap<&'static str, Done>) -> BTreeMap<(&'static str, u64, u64), usize> {
+        work.iter().map(|(name, done)| ((*name, done.bytes, done.flops), 1)).collect()
+    }
+
+    #[test]
+    fn each_launch_is_bound_by_memory_or_by_arithmetic() {
+        // On an MI50: 1 ms of memory three times, and 100 ms of f32.
+        let alike = BTreeMap::from([(("product", 1_024_000_000, 1_000), 3), (("product", 1_000, 1_330_000_000_000), 1)]);
+        let counted = Counted { alike, ..Counted::default() };
+        let card = CARDS.into_iter().find(|card| card.name == "MI50").unwrap();
+        let [memory, arithmetic, _] = Step::new(&counted).on(&card, false).0;
+        assert!((memory - 0.003).abs() < 1e-9 && (arithmetic - 0.1).abs() < 1e-9, "{memory} {arithmetic}");
+    }
+
+    #[test]
+    fn without_products_that_are_counted_there_is_nothing_to_hold_a_step_against() {
+        let counted = Counted { alike: BTreeMap::from([(("copy", 1_024, 0), 1)]), ..Counted::default() };
+        let step = Step::new(&counted);
+        assert!(CARDS.iter().all(|card| step.on(card, false).1.is_none()));
+        assert!(step.json(false)["roofline"]["MI50"]["over_products_at_60_percent"].is_null());
+    }
+
     #[test]
     fn a_step_is_held_against_its_products_at_60_percent() {
         // On an MI50: 1.33 TFLOP are 100 ms of f32, and 1.33 / 26.5 s of f16; 1.024 GB of a kernel that computes nothing are 1 ms.
@@ -159,14 +185,14 @@ mod tests {
             ("product", Done { launches: 1, flops: 1_330_000_000_000, ..Done::default() }),
             ("copy", Done { launches: 1, bytes: 1_024_000_000, ..Done::default() }),
         ]);
-        let counted = Counted { launches: BTreeMap::from([("some", 1000)]), work, ..Counted::default() };
+        let counted = Counted { launches: BTreeMap::from([("some", 1000)]), alike: alike(&work), work, ..Counted::default() };
         let step = Step::new(&counted);
         let card = CARDS.into_iter().find(|card| card.name == "MI50").unwrap();
         for (half, products) in [(false, 0.1), (true, 1.33 / 26.5)] {
             let ([memory, arithmetic, launches], ratio) = step.on(&card, half);
             let near = |a: f64, b: f64| (a - b).abs() < 1e-9;
             assert!(near(memory, 0.001) && near(arithmetic, products) && near(launches, 1000.0 * card.launch));
-            assert!(near(ratio, (0.001 + products + launches) / (products / 0.6)), "{ratio}");
+            assert!(near(ratio.unwrap(), (0.001 + products + launches) / (products / 0.6)), "{ratio:?}");
         }
         let said = step.json(true);
         assert!(said["roofline_f16"]["MI50"]["arithmetic_s"].as_f64() < said["roofline"]["MI50"]["arithmetic_s"].as_f64());

@@ -110,7 +110,7 @@ pub struct Adapter {
     pub pci: String,
     /// Driver name and version.
     pub driver: String,
-    /// Bytes of the card's own memory, where the kernel driver tells.
+    /// Bytes of the card's own memory, where the kernel driver tells; of an integrated one with what it may have of the system's.
     pub memory: Option<u64>,
     /// Bytes of the largest buffer it allocates; 0 where unknown.
     pub max_buffer: u64,

@@ -27,13 +27,16 @@ pub(crate) fn list(backend: Backend) -> Vec<Adapter> {
     with_memory(found, Path::new("/sys/bus/pci/devices"), Path::new(smi::PROGRAM))
 }
 
-/// With the size of each card's memory, where somebody tells: amdgpu in a file, nvidia-smi of all of NVIDIA's at once.
+/// With the size of each card's memory, where somebody tells: amdgpu in files, nvidia-smi of all of NVIDIA's at once. What is carved out of the system's memory for
+/// an integrated one is the lesser part of what its driver gives away, so of that alone nothing follows.
 fn with_memory(mut adapters: Vec<Adapter>, devices: &Path, program: &Path) -> Vec<Adapter> {
     let read = |pci: &str, name: &str| fs::read_to_string(devices.join(pci).join(name)).ok().filter(|_| !pci.is_empty());
     let of_nvidia = |adapter: &Adapter| read(&adapter.pci, "vendor").is_some_and(|vendor| vendor.trim() == smi::VENDOR);
     let told = if adapters.iter().any(of_nvidia) { smi::memories(program, PATIENCE) } else { Vec::new() };
     for adapter in &mut adapters {
-        let of_amd = read(&adapter.pci, "mem_info_vram_total").and_then(|bytes| bytes.trim().parse::<u64>().ok());
+        let bytes = |name: &str| read(&adapter.pci, name).and_then(|bytes| bytes.trim().parse::<u64>().ok());
+        let shared = if adapter.kind == AdapterKind::Integrated { bytes("mem_info_gtt_total") } else { Some(0) };
+        let of_amd = bytes("mem_info_vram_total").zip(shared).map(|(own, shared)| own + shared);
         let of_smi = || told.iter().find(|(pci, _)| smi::same_place(pci, &adapter.pci)).map(|(_, bytes)| *bytes);
         adapter.memory = of_amd.or_else(of_smi);
     }
@@ -179,6 +182,14 @@ mod tests {
         write("0000:02:00.0/vendor", "0x10de\n");
         write("0000:03:00.0/vendor", "0x10de\n");
         assert_eq!(memory(cards()), [Some(8 << 30), Some(24 << 30), None, None]);
+
+        write("0000:04:00.0/mem_info_vram_total", "536870912\n");
+        let integrated = || vec![Adapter { kind: AdapterKind::Integrated, ..at("0000:04:00.0") }];
+        assert_eq!(memory(integrated()), [None], "a part of it is no answer");
+        write("0000:04:00.0/mem_info_gtt_total", "8053063680\n");
+        write("0000:01:00.0/mem_info_gtt_total", "8053063680\n");
+        assert_eq!(memory(integrated()), [Some(8 << 30)]);
+        assert_eq!(memory(cards()), [Some(8 << 30), Some(24 << 30), None, None], "a card's own is its own");
     }
 
     #[test]

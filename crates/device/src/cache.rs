@@ -21,11 +21,11 @@ use std::time::UNIX_EPOCH;
 use std::{fs, io};
 
 /// Goes up when reports change, or what is proved: what another format says is not read.
-const FORMAT: u32 = 8;
+const FORMAT: u32 = 9;
 /// Reports kept; the oldest binaries' go first.
 const KEPT: usize = 32;
-/// Variables under which the same driver is another driver.
-const VARIABLES: [&str; 3] = ["HSA_OVERRIDE_GFX_VERSION", "RADV_PERFTEST", FAULT_VARIABLE];
+/// Variables under which the same driver is another driver, by prefix. Those that choose a card or a driver are not among them: the key has both.
+const PREFIXES: [&str; 8] = ["HSA_", "RADV_", "ACO_", "ANV_", "INTEL_DEBUG", "AMD_VULKAN_", "CUBECL_", FAULT_VARIABLE];
 
 /// What a verdict holds for.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -43,11 +43,10 @@ pub(crate) struct Key {
 
 impl Key {
     pub(crate) fn of(adapter: &Adapter, plan: &Plan, options: &ProbeOptions) -> Self {
-        let value = |name: &str| -> Option<OsString> {
-            let given = options.env.iter().rev().find(|(key, _)| key == name).map(|(_, value)| value.clone());
-            given.or_else(|| env::var_os(name))
-        };
-        let variables = VARIABLES.iter().filter_map(|name| Some(((*name).to_owned(), value(name)?.to_string_lossy().into_owned())));
+        let text = |text: OsString| text.to_string_lossy().into_owned();
+        // The child's own are given after those that it inherits.
+        let variables = env::vars_os().chain(options.env.iter().cloned()).map(|(name, value)| (text(name), text(value)));
+        let variables = variables.filter(|(name, _)| PREFIXES.iter().any(|prefix| name.starts_with(prefix)));
         Self {
             adapter: adapter.to_string(),
             pci: adapter.pci.clone(),
@@ -63,7 +62,12 @@ impl Key {
 
     /// Whether what is remembered under this key answers for `asked`: what was proved of more shapes holds for some of them.
     fn covers(&self, asked: &Self) -> bool {
-        asked.shapes.iter().all(|shape| self.shapes.contains(shape)) && Self { shapes: asked.shapes.clone(), ..self.clone() } == *asked
+        asked.shapes.iter().all(|shape| self.shapes.contains(shape)) && self.differs_in_shapes_alone(asked)
+    }
+
+    /// Whether all but the shapes are the same, and these may be.
+    fn differs_in_shapes_alone(&self, other: &Self) -> bool {
+        Self { shapes: other.shapes.clone(), ..self.clone() } == *other
     }
 }
 
@@ -100,6 +104,11 @@ pub(crate) fn load(file: &Path, key: &Key) -> Option<ProbeReport> {
     Some(ProbeReport { cached: true, ..entry.report })
 }
 
+/// Whether fastest sizes of blocks are remembered for what `key` is of, with whatever shapes: they were timed by classes.
+pub(crate) fn has_sizes(file: &Path, key: &Key) -> bool {
+    entries(file).iter().any(|entry| entry.key.differs_in_shapes_alone(key) && entry.report.tuned().next().is_some())
+}
+
 pub(crate) fn store(file: &Path, key: &Key, report: &ProbeReport) -> io::Result<()> {
     let mut all = entries(file);
     all.retain(|entry| !key.covers(&entry.key));
@@ -124,6 +133,30 @@ mod tests {
         tests::report(adapter, Verdict::Pass, Verdict::Pass)
     }
 
+    /// Of maps with so many outputs.
+    fn shaped(card: &Adapter, outputs: &[usize]) -> Key {
+        let map = |&out: &usize| Shape::Map(LinearMap { sizes: [out, 8], storage: None, rank: 4, rows: 64 });
+        let shapes = outputs.iter().map(map).collect();
+        Key::of(card, &Plan::default(), &ProbeOptions { shapes, ..ProbeOptions::default() })
+    }
+
+    #[test]
+    fn sizes_are_those_of_a_card_and_not_of_shapes() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("probe.json");
+        let [card, other, failed] = [0, 1, 2].map(|index| adapter(index, AdapterKind::Discrete, None));
+        let with = |card: &Adapter, sizes| {
+            let mut report = report(card);
+            report.gemm.tuned = Some(sizes);
+            report
+        };
+        store(&file, &shaped(&card, &[8]), &with(&card, vec![("thin".into(), [16, 64, 4, 4])])).unwrap();
+        store(&file, &shaped(&failed, &[8]), &with(&failed, Vec::new())).unwrap();
+        let known = |card: &Adapter, outputs: &[usize]| has_sizes(&file, &shaped(card, outputs));
+        assert!(known(&card, &[8]) && known(&card, &[24]) && known(&card, &[]));
+        assert!(!known(&other, &[8]) && !known(&failed, &[8]));
+    }
+
     #[test]
     fn a_verdict_holds_for_its_key_only() {
         let folder = tempfile::tempdir().unwrap();
@@ -139,17 +172,15 @@ mod tests {
         let newer = Adapter { driver: "test 1.1".into(), ..card.clone() };
         let other_binary = ProbeOptions { exe: Some(file.clone()), ..options.clone() };
         let overridden = ProbeOptions { env: vec![("HSA_OVERRIDE_GFX_VERSION".into(), "10.3.0".into())], ..options.clone() };
+        let debugged = ProbeOptions { env: vec![("RADV_DEBUG".into(), "nocompute".into())], ..options.clone() };
         let gemm_only = Plan { without_direct: Some("asked".into()), ..Plan::default() };
-        let shaped = |shapes: &[usize]| {
-            let map = |out: usize| LinearMap { sizes: [out, 8], storage: None, rank: 4, rows: 64 };
-            let shapes = shapes.iter().map(|&out| Shape::Map(map(out))).collect();
-            Key::of(&card, &plan, &ProbeOptions { shapes, ..options.clone() })
-        };
+        let shaped = |shapes: &[usize]| shaped(&card, shapes);
         let changed = [
             shaped(&[8]),
             Key::of(&newer, &plan, &options),
             Key::of(&card, &plan, &other_binary),
             Key::of(&card, &plan, &overridden),
+            Key::of(&card, &plan, &debugged),
             Key::of(&card, &gemm_only, &options),
             Key::of(&card, &plan, &ProbeOptions::of(Work::LanguageModel)),
             Key { processor: "another".into(), ..key.clone() },
@@ -157,6 +188,8 @@ mod tests {
         for changed in changed {
             assert_eq!(load(&file, &changed), None);
         }
+        let chosen = ProbeOptions { env: vec![("VK_DRIVER_FILES".into(), "radeon.json".into())], ..options.clone() };
+        assert!(load(&file, &Key::of(&card, &plan, &chosen)).is_some(), "the card is what it was");
         // What was proved of more shapes holds for some.
         store(&file, &shaped(&[8, 16]), &report(&card)).unwrap();
         for shapes in [&[][..], &[8], &[16, 8]] {

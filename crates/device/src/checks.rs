@@ -5,7 +5,7 @@
 //! always computes Burn's own, so that a mistake in our kernels' common lines cannot agree with itself.
 
 use crate::Stage;
-use crate::convolutions::{BOTTLENECK, POINTWISE, STEM, WIDE};
+use crate::convolutions::{BOTTLENECK, Conv, POINTWISE, STEM, WIDE};
 use crate::made::{numbers, tensor};
 use crate::maps::Storage;
 use crate::options::{Shape, Work};
@@ -95,6 +95,12 @@ fn of_detector(path: Path, work: Work, all: &mut Vec<Check>) {
         ("1x1 104>208 gradient of w", &POINTWISE, Pass::Weight),
     ];
     all.extend(convolutions.map(|(name, layer, pass)| Check::new(conv, name, move |device, by, _| layer.run(pass, 1, device, by, false))));
+    // Burn's tune a convolution with a bias anew, which takes a program long and is used by none.
+    let inferred = |name, layer: &'static Conv| {
+        let check = Check::new(conv, name, move |device, by, _| layer.inferred(device, by));
+        Check { hardware_only: path != Path::Gemm, ..check }
+    };
+    all.extend([inferred("3x3 s1 16>16 with bias and SiLU", &BOTTLENECK), inferred("1x1 104>208 with bias and SiLU", &POINTWISE)]);
     if path == Path::Gemm {
         let often = |device: &Device, by, reference| repeated(|| WIDE.run(Pass::Forward, 1, device, by, false).concat(), reference);
         all.push(Check { hardware_only: true, ..Check::new(conv, "3x3 s1 64>64 forward, 8 times", often) });
@@ -103,7 +109,7 @@ fn of_detector(path: Path, work: Work, all: &mut Vec<Check>) {
     all.push(Check { hardware_only: path != Path::Gemm, ..steps });
     match (path, work) {
         (Path::Gemm, Work::HalfDetector) => {
-            let forward = |name, layer: &'static crate::convolutions::Conv| {
+            let forward = |name, layer: &'static Conv| {
                 let run = move |device: &Device, by, reference: bool| layer.run(Pass::Forward, 1, device, by, !reference);
                 half(Check::new(Stage::ConvHalf, name, run))
             };
@@ -126,7 +132,7 @@ fn of_language_model(path: Path, work: Work, all: &mut Vec<Check>) {
         Path::Direct => (Stage::ProductsDirect, Stage::LoraDirect),
         Path::Untuned => (Stage::ProductsUntuned, Stage::LoraUntuned),
     };
-    all.push(Check::new(Stage::Rows, "normalisation, rotation, gate, loss", |device, _, _| decoder::rows(device)));
+    all.push(Check::new(Stage::Rows, "normalisation, rotation, gate, losses, dropout", |device, _, _| decoder::rows(device)));
     all.push(Check::new(products, "96x257 . 257x130, both ways", |device, _, _| decoder::products(device)));
     if path == Path::Gemm {
         let often = |device: &Device, _, reference| repeated(|| decoder::large_product(device), reference);
@@ -235,7 +241,7 @@ fn matmul(m: usize, k: usize, n: usize, device: &Device) -> Vec<f32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::convolutions::{Conv, plain};
+    use crate::convolutions::plain;
     use crate::heads::Heads;
     use crate::maps::{LinearMap, SOME};
     use crate::proofs::tests::of_a_detector;
@@ -266,8 +272,8 @@ mod tests {
     #[test]
     fn checks_agree_on_the_cpu() {
         for (path, work, count) in [
-            (Path::Gemm, Work::Detector, 12),
-            (Path::Direct, Work::Detector, 13),
+            (Path::Gemm, Work::Detector, 14),
+            (Path::Direct, Work::Detector, 15),
             (Path::Gemm, Work::LanguageModel, 5),
             (Path::Direct, Work::LanguageModel, 4),
             (Path::Untuned, Work::LanguageModel, 4),
@@ -281,7 +287,7 @@ mod tests {
             }
         }
         let half = checks(Path::Gemm, Work::HalfDetector, &[]);
-        assert!(half.is_sorted_by_key(|check| check.stage) && half.len() == 15);
+        assert!(half.is_sorted_by_key(|check| check.stage) && half.len() == 17);
         // The processor computes a map in f16 too.
         let half = checks(Path::Gemm, Work::HalfLanguageModel, &[map([130, 70], None, 8)]);
         assert!(half.is_sorted_by_key(|check| check.stage) && half.len() == 8);

@@ -10,7 +10,7 @@ use crate::options::{Shape, Work};
 use crate::plan::Path;
 use crate::protocol::{Event, Stage};
 use crate::tuning::fastest;
-use bellows_kernels::cube::{Class, Maker, matrix_units, set_maker, set_tuned};
+use bellows_kernels::cube::{Class, Maker, matrix_units, out_of_memory, set_maker, set_tuned};
 use bellows_kernels::{Lowering, set_default_lowering};
 use burn::tensor::{Device, Tensor};
 use std::io::{self, Read, Write};
@@ -20,9 +20,13 @@ use std::time::Instant;
 /// The hidden subcommand of the binary that must call [`probe_child_main`].
 pub const PROBE_SUBCOMMAND: &str = "__probe";
 
-/// The environment variable that makes the child misbehave: `hang:<stage>`, `crash:<stage>` or `wrong:<stage>`, several with
-/// commas; `wrong:adapter` claims a matrix unit that is not there. For tests only.
+/// The environment variable that makes the child misbehave: `hang:<stage>`, `crash:<stage>`, `short:<stage>` (of memory) or `wrong:<stage>`, several
+/// with commas; `wrong:adapter` claims a matrix unit that is not there. For tests only.
 pub(crate) const FAULT_VARIABLE: &str = "BELLOWS_PROBE_FAULT";
+
+/// What CubeCL says where an allocation has failed.
+const SHORT: &str = "The bytes were never written (failure #0, still claiming 1 buffer(s))\nCaused by:\n  An IO error happened\n\
+                     Caused by:\n  out of device memory allocating 4096 bytes";
 
 /// Shapes of the run that a software adapter proves: attention, and of the rest the smallest.
 const SHAPES_ON_SOFTWARE: usize = 3;
@@ -107,6 +111,7 @@ fn send(event: &Event) {
 enum FaultKind {
     Hang,
     Crash,
+    Short,
     Wrong,
 }
 
@@ -122,6 +127,7 @@ impl Fault {
         let kind = match kind {
             "hang" => FaultKind::Hang,
             "crash" => FaultKind::Crash,
+            "short" => FaultKind::Short,
             "wrong" => FaultKind::Wrong,
             _ => return Err(format!("unknown fault '{kind}'")),
         };
@@ -241,6 +247,11 @@ impl Child {
             send(&Event::Fail { stage, step: name.into(), reason, crash });
             Err(Stopped)
         };
+        let short = self.has(FaultKind::Short, stage);
+        let work = || {
+            assert!(!short, "{SHORT}");
+            work()
+        };
         match catch_unwind(AssertUnwindSafe(work)) {
             Ok(Ok((value, max_error))) => {
                 send(&Event::Done { stage, step: name.into(), seconds: start.elapsed().as_secs_f64(), max_error });
@@ -258,7 +269,10 @@ impl Child {
 
 fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
-    text.unwrap_or("no message").lines().next().unwrap_or_default().chars().take(200).collect()
+    let text = text.unwrap_or("no message");
+    // That memory ran out is CubeCL's last word on it, behind what could not be done without.
+    let line = text.lines().find(|line| out_of_memory(line)).or_else(|| text.lines().next()).unwrap_or_default();
+    line.trim().chars().take(200).collect()
 }
 
 #[cfg(test)]

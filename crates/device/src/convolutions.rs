@@ -4,7 +4,7 @@
 use crate::made::{numbers, tensor};
 use bellows_kernels::cube::{Class, Pass, class_of};
 use bellows_kernels::{
-    BatchNormed, ConvConfig, HALF_GRADIENTS, Lowering, NormStep, batch_norm_silu, conv2d, conv2d_data_grad, conv2d_for_norm,
+    BatchNormed, ConvConfig, HALF_GRADIENTS, Lowering, NormStep, batch_norm_silu, conv2d, conv2d_data_grad, conv2d_for_norm, conv2d_silu,
     conv2d_weight_grad,
 };
 use burn::tensor::{DType, Device, Tensor};
@@ -98,6 +98,12 @@ impl Conv {
         conv2d(x, w, None, self.config(by))
     }
 
+    /// With a bias and SiLU in one pass, as validation and prediction have it.
+    pub(crate) fn inferred(&self, device: &Device, by: Lowering) -> Vec<Vec<f32>> {
+        let bias = tensor(7, [self.c_out], device);
+        vec![numbers(conv2d_silu(self.input(1, device), self.weight(device), Some(bias), self.config(by)))]
+    }
+
     /// A pass over so many images, which are in f16 if asked: the result or, where it is normalised, what becomes of it with the mean and the variance of its
     /// channels; or a gradient of a weighted sum of the result.
     pub(crate) fn run(&self, pass: Pass, images: usize, device: &Device, by: Lowering, half: bool) -> Vec<Vec<f32>> {
@@ -154,6 +160,17 @@ mod tests {
         for (pass, difference) in [Pass::Input, Pass::Weight].into_iter().zip(differences) {
             let gradient = BOTTLENECK.run(pass, 1, &device, Lowering::Gemm, false)[0][777];
             assert!((difference - gradient).abs() < 1e-3, "{pass:?}: {difference} {gradient}");
+        }
+    }
+
+    #[test]
+    fn a_bias_and_silu_follow_where_nothing_is_learnt() {
+        let device = Device::flex();
+        let plain = BOTTLENECK.run(Pass::Forward, 1, &device, Lowering::Direct, false).remove(0);
+        let (bias, inferred) = (pattern(7, 16), BOTTLENECK.inferred(&device, Lowering::Gemm).remove(0));
+        for (i, (plain, inferred)) in plain.iter().zip(inferred).enumerate() {
+            let z = plain + bias[i / 400];
+            assert!((z / (1.0 + (-z).exp()) - inferred).abs() < 1e-4, "{i}: {z} {inferred}");
         }
     }
 

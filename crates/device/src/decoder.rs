@@ -2,11 +2,11 @@
 //! is; and its operations one by one. Odd sizes are here because products have been wrong at exactly those (burn issue 4355), a frozen base because
 //! gradients have (burn issue 5162).
 
-use crate::flat::Flat;
+use crate::flat::{Flat, adam};
 use crate::made::{numbers, pattern, tensor};
 use bellows_kernels::{
-    Adam, Blocks, LowRank, Map, Precision, Weight, adam_step, attention, cross_entropy, enter, lead, linear, linear_data_grad, maps,
-    rms_norm, rotate, swiglu,
+    Blocks, LowRank, Map, Precision, Segments, Weight, adam_step, attention, clip_to_norm, cross_entropy, cross_entropy_loss, dropout,
+    enter, lead, linear, linear_data_grad, maps, rms_norm, rotate, sum_of_squares, swiglu,
 };
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
@@ -70,7 +70,7 @@ fn layer(base: &[Weight], leaves: &[Tensor<1>], x: Tensor<2>, precision: Precisi
     y
 }
 
-/// The losses of all tokens and the gradient of the last hidden states in both steps, and then the low-rank factors.
+/// The losses of all tokens, the gradient of the last hidden states and the clipped one of the factors in both steps, and then the low-rank factors.
 pub(crate) fn two_steps(device: &Device, precision: Precision) -> Vec<Vec<f32>> {
     let graph = &device.clone().autodiff();
     let (base, words) = (base(graph), tensor::<2>(50, [WORDS, HIDDEN], device));
@@ -89,18 +89,12 @@ pub(crate) fn two_steps(device: &Device, precision: Precision) -> Vec<Vec<f32>> 
         out.extend([numbers(losses), numbers(slopes.clone())]);
         let gradients = all.gradients(&leaves, &lead(hidden, slopes.autodiff()).backward());
         drop(leaves);
-        let (beta1, beta2): (f64, f64) = (0.9, 0.999);
-        let adam = Adam {
-            rate: 1e-2 / (1.0 - beta1.powi(step)),
-            beta1,
-            beta2,
-            root: (1.0 - beta2.powi(step)).sqrt(),
-            // Large, so that a gradient of nearly zero is no step of its own.
-            epsilon: 1e-3,
-            decay: 0.0,
-            keep: 1.0 - 1e-4,
-        };
-        let (values, m, v) = adam_step(all.values, gradients, first, second, adam);
+        let squares = sum_of_squares(vec![gradients.clone()], Segments(vec![(0, 0..gradients.dims()[0])]));
+        let gradients = clip_to_norm(gradients, squares, 1.0);
+        // Adam would hide a wrong factor.
+        out.push(numbers(gradients.clone()));
+        // A large epsilon, so that a gradient of nearly zero is no step of its own.
+        let (values, m, v) = adam_step(all.values, gradients, first, second, adam(step, 1e-3));
         all.values = values;
         (first, second) = (Some(m), Some(v));
     }
@@ -120,12 +114,12 @@ pub(crate) fn large_product(device: &Device) -> Vec<f32> {
     numbers(linear(tensor::<2>(63, [1024, 64], device), tensor::<2>(64, [1536, 64], device), None, Precision::F32))
 }
 
-/// Normalisation, rotation, the gate, the loss of words.
+/// Normalisation, rotation, the gate, the loss of words with its gradient and, as an evaluation has it, alone, dropout.
 pub(crate) fn rows(device: &Device) -> Vec<Vec<f32>> {
     let x = || tensor::<2>(58, [ROWS, WORDS], device);
     let (cos, sin) = (tensor(51, [1, 1, TOKENS, HEAD / 2], device), tensor::<4>(52, [1, 1, TOKENS, HEAD / 2], device));
     let targets = Tensor::<1, Int>::from_data(TensorData::new((0..ROWS as i32).collect::<Vec<_>>(), [ROWS]), device);
-    let (losses, slopes) = cross_entropy(x(), targets);
+    let (losses, slopes) = cross_entropy(x(), targets.clone());
     let [q, k] = rotate(tensor(61, [TEXTS, TOKENS, HEADS, HEAD], device), tensor(62, [TEXTS, TOKENS, KEY_HEADS, HEAD], device), cos, sin);
     vec![
         numbers(rms_norm(x(), tensor(59, [WORDS], device), 1e-6)),
@@ -134,6 +128,8 @@ pub(crate) fn rows(device: &Device) -> Vec<Vec<f32>> {
         numbers(k),
         numbers(losses),
         numbers(slopes),
+        numbers(cross_entropy_loss(x(), targets)),
+        numbers(dropout(x(), 0x1234_5678_9abc_def0, 0.1)),
     ]
 }
 
@@ -144,12 +140,25 @@ mod tests {
     #[test]
     fn two_steps_lower_the_loss_and_move_every_factor() {
         let out = two_steps(&Device::flex(), Precision::F32);
-        let [first, second] = [0, 2].map(|at| out[at].iter().sum::<f32>());
+        let [first, second] = [0, 3].map(|at| out[at].iter().sum::<f32>());
         assert!(second < first, "{first} {second}");
         let parts: Vec<_> = MATRICES.iter().flat_map(|&[out, input]| [(RANK * input, 0.0, 0.2), (out * RANK, 0.0, 0.2)]).collect();
         let before = Flat::new(&parts, &Device::flex()).parts();
-        for (i, (before, after)) in before.iter().zip(&out[4..]).enumerate() {
+        for (i, (before, after)) in before.iter().zip(&out[6..]).enumerate() {
             assert!(before.iter().zip(after).filter(|(a, b)| (*a - *b).abs() > 1e-3).count() * 4 > before.len(), "factor {i} stays");
         }
+        for clipped in [&out[2], &out[5]] {
+            let norm = clipped.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>().sqrt();
+            assert!((norm - 1.0).abs() < 1e-4, "{norm}");
+        }
+    }
+
+    #[test]
+    fn an_evaluations_loss_and_dropout_are_among_the_rows() {
+        let out = rows(&Device::flex());
+        let [losses, alone, dropped] = [4, 6, 7].map(|at| &out[at]);
+        assert!(losses.iter().zip(alone).all(|(a, b)| (a - b).abs() <= 1e-6 * a.abs()), "{losses:?} {alone:?}");
+        let zeros = dropped.iter().filter(|v| **v == 0.0).count();
+        assert!((ROWS * WORDS / 20..ROWS * WORDS / 5).contains(&zeros), "{zeros}");
     }
 }

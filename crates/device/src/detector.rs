@@ -1,12 +1,13 @@
-//! A detector of four convolutions, trained for two steps as the large one is: normalisation with SiLU, sums, concatenation, pooling, upsampling, the
-//! loss of boxes and classes, parameters in an arena, the norm of all gradients, SGD with momentum, a moving average.
+//! A detector of four convolutions, trained for two steps as the large one is: normalisation with SiLU, sums, channels cut out, concatenation, pooling,
+//! upsampling, the loss of boxes and classes, parameters in an arena, the norm of all gradients, SGD with momentum, a moving average; and AdamW.
 
-use crate::flat::Flat;
+use crate::flat::{Flat, adam};
 use crate::made::{numbers, tensor};
 use bellows_kernels::foreground::BINS;
 use bellows_kernels::{
-    ConvConfig, Foreground, Lowering, NormStep, Positive, Segments, Sgd, add, batch_norm_silu, blend, clip_to_norm, concat, conv2d,
-    conv2d_for_norm, detection_terms, expectation, max_pool_same, predictions, sgd_step, sum_of_squares, upsample2, widen,
+    ConvConfig, Foreground, Lowering, NormStep, Positive, Segments, Sgd, adam_step, add, batch_norm_silu, blend, clip_to_norm, concat,
+    conv2d, conv2d_for_norm, detection_terms, expectation, max_pool_same, predictions, sgd_step, slice_channels, sum_of_squares, upsample2,
+    widen,
 };
 use burn::tensor::{DType, Device, Tensor};
 use std::sync::Arc;
@@ -15,6 +16,8 @@ const IMAGES: usize = 2;
 const SIZE: usize = 32;
 /// Channels between the layers, and classes.
 const WIDTH: usize = 16;
+/// Channels that are cut out of a map and mixed beside it, as the blocks of the large one do.
+const CUT: usize = WIDTH / 2;
 const CLASSES: usize = 2;
 const OUTPUTS: usize = 4 * BINS + CLASSES;
 /// Anchors of the only level.
@@ -31,7 +34,7 @@ const PARTS: [(usize, f32, f32); 11] = [
     (WIDTH * WIDTH * 9, 0.0, 0.1),
     (WIDTH, 1.0, 0.2),
     (WIDTH, 0.0, 0.2),
-    (OUTPUTS * 2 * WIDTH, 0.0, 0.1),
+    (OUTPUTS * (2 * WIDTH + CUT), 0.0, 0.1),
     (OUTPUTS, 0.0, 0.5),
 ];
 
@@ -52,8 +55,9 @@ fn outputs(x: Tensor<4>, leaves: &[Tensor<1>], by: Lowering, half: bool, seen: &
     let stem = layer(x, &leaves[0..3], 2, by, seen);
     let y = add(stem.clone(), layer(stem, &leaves[3..6], 1, by, seen));
     let deep = max_pool_same(layer(y.clone(), &leaves[6..9], 2, by, seen), 5);
-    let all = concat(vec![y, upsample2(deep)]);
-    let (weight, bias) = (leaves[9].clone().reshape([OUTPUTS, 2 * WIDTH, 1, 1]), leaves[10].clone());
+    let cut = slice_channels(y.clone(), 3, CUT);
+    let all = concat(vec![y, cut, upsample2(deep)]);
+    let (weight, bias) = (leaves[9].clone().reshape([OUTPUTS, 2 * WIDTH + CUT, 1, 1]), leaves[10].clone());
     widen(conv2d(all, weight, Some(bias), ConvConfig::new(1, 0, by)).reshape([IMAGES, OUTPUTS, ANCHORS]))
 }
 
@@ -72,7 +76,7 @@ fn objects() -> Foreground {
     Foreground { positives: Arc::new(positives), gains: [7.5, 0.5, 1.5], norm: 3.0 }
 }
 
-/// The terms of both steps, what an assigner asks of the outputs, the statistics of the batches, the moving average of all parameters.
+/// The terms of both steps, what an assigner asks of the outputs, the statistics of the batches, all parameters by AdamW, their moving average by SGD.
 pub(crate) fn two_steps(device: &Device, by: Lowering, half: bool) -> Vec<Vec<f32>> {
     let graph = &device.clone().autodiff();
     let x = tensor::<4>(9, [IMAGES, 3, SIZE, SIZE], graph);
@@ -95,9 +99,23 @@ pub(crate) fn two_steps(device: &Device, by: Lowering, half: bool) -> Vec<Vec<f3
         average = blend(average, all.values.clone(), 0.9, 0.1);
     }
     out.extend(seen.into_iter().map(numbers));
+    out.extend(by_adam(device));
     all.values = average;
     out.extend(all.parts());
     out
+}
+
+/// The parameters after two updates by AdamW. Of made-up gradients: it divides one by its own size, and of a small one of images in f16 that is mostly rounding.
+fn by_adam(device: &Device) -> Vec<Vec<f32>> {
+    let mut all = Flat::new(&PARTS, device);
+    let (mut first, mut second) = (None, None);
+    for step in 1..=2 {
+        let gradients = tensor(12 + step as u64, all.values.dims(), device);
+        let (values, m, v) = adam_step(all.values, gradients, first, second, adam(step, 1e-8));
+        all.values = values;
+        (first, second) = (Some(m), Some(v));
+    }
+    all.parts()
 }
 
 /// The boxes of all anchors and the scores of one class, as the assigner gets them; the boxes once more, as validation does.
@@ -118,8 +136,9 @@ mod tests {
         let [first, second] = [0, 3].map(|at| out[at].iter().sum::<f32>());
         assert!(second < first, "{:?} {:?}", out[0], out[3]);
         let before = Flat::new(&PARTS, &Device::flex()).parts();
-        let after = &out[out.len() - before.len()..];
-        for (i, (before, after)) in before.iter().zip(after).enumerate() {
+        // Two steps of three lists, statistics of three layers, and the parameters by AdamW and by SGD.
+        assert_eq!(out.len(), 2 * 3 + 2 * 3 * 2 + 2 * before.len());
+        for (i, (before, after)) in before.iter().cycle().zip(&out[2 * 3 + 2 * 3 * 2..]).enumerate() {
             assert!(before.iter().zip(after).filter(|(a, b)| a != b).count() * 10 > before.len() * 9, "parameter {i} stays");
         }
     }

@@ -1,8 +1,15 @@
 //! Parameters as the Learner keeps them: in one arena, of which a network sees views.
 
 use crate::made::{numbers, pattern};
-use bellows_kernels::{Places, arena, arena_parts};
+use bellows_kernels::{Adam, Places, arena, arena_parts};
 use burn::tensor::{Device, Gradients, Tensor, TensorData};
+
+/// AdamW's numbers of update `step`, from 1 on.
+pub(crate) fn adam(step: i32, epsilon: f64) -> Adam {
+    let (beta1, beta2): (f64, f64) = (0.9, 0.999);
+    let (rate, root) = (1e-2 / (1.0 - beta1.powi(step)), (1.0 - beta2.powi(step)).sqrt());
+    Adam { rate, beta1, beta2, root, epsilon, decay: 0.0, keep: 1.0 - 1e-4 }
+}
 
 /// The parameters of a small network.
 pub(crate) struct Flat {

@@ -5,6 +5,7 @@
 use crate::adapter::Adapter;
 use crate::facts::{Facts, Kfd, is_rdna1, names_rdna1};
 use crate::options::Work;
+use bellows_kernels::cube::out_of_memory;
 
 /// The HIP version `cubecl-hip-sys` in the lock file was generated from.
 const LINKED_HIP: &str = "7.14";
@@ -319,14 +320,20 @@ const CRASHES: &[(&str, &str)] = &[
     ("ERROR_DEVICE_LOST", "the driver lost the device, which is what a GPU reset looks like"),
     ("device lost", "the driver lost the device, which is what a GPU reset looks like"),
     ("Device is lost", "the driver lost the device, which is what a GPU reset looks like"),
-    ("OUT_OF_DEVICE_MEMORY", "the GPU ran out of memory"),
 ];
+
+/// Whether a child that died told of memory that ran out, itself or in what the driver wrote.
+pub(crate) fn tells_of_shortage(stderr: &str, cause: &str) -> bool {
+    out_of_memory(stderr) || out_of_memory(cause)
+}
 
 /// One sentence for a child that died: what the driver's own words are known to mean, and how it ended.
 pub(crate) fn crash_sentence(stderr: &str, cause: &str) -> String {
     let haystack = stderr.to_lowercase();
     let known = CRASHES.iter().find(|(needle, _)| haystack.contains(&needle.to_lowercase()) || cause.contains(needle));
-    known.map_or_else(|| cause.to_owned(), |(_, sentence)| format!("{sentence}; {cause}"))
+    let short = || tells_of_shortage(stderr, cause).then_some("the GPU ran out of memory");
+    let known = known.map(|(_, sentence)| *sentence).or_else(short);
+    known.map_or_else(|| cause.to_owned(), |sentence| format!("{sentence}; {cause}"))
 }
 
 #[cfg(test)]
@@ -501,6 +508,9 @@ mod tests {
         assert_eq!(crash_sentence(fault, "SIGABRT"), "the GPU touched memory it does not own (memory access fault); SIGABRT");
         assert!(crash_sentence("HSA_STATUS_ERROR_MEMORY_APERTURE_VIOLATION: ...", "x").contains("RDNA2"));
         assert!(crash_sentence("", "panicked: Device is lost").starts_with("the driver lost the device"));
+        let short = "panicked: out of device memory allocating 4096 bytes";
+        assert_eq!(crash_sentence("", short), format!("the GPU ran out of memory; {short}"));
+        assert!(crash_sentence("VK_ERROR_OUT_OF_DEVICE_MEMORY", "x").starts_with("the GPU ran out of memory"));
         assert_eq!(crash_sentence("nothing of note", "the driver crashed (SIGSEGV)"), "the driver crashed (SIGSEGV)");
     }
 

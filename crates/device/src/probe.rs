@@ -1,6 +1,7 @@
 //! The probe as seen by the parent: runs a child for each path, tries a crash once more, turns its end into a verdict of one sentence.
 //!
-//! The verdict is remembered (see `cache.rs`), because a hang costs the user its whole limit.
+//! The verdict is remembered (see `cache.rs`), because a hang costs the user its whole limit; but not what memory that another program has, or a process that
+//! could not be had, made of it.
 
 use crate::adapter::{Adapter, AdapterKind, Backend};
 use crate::cache::{self, Key};
@@ -37,15 +38,16 @@ pub(crate) fn prove(adapter: &Adapter, options: &ProbeOptions) -> ProbeReport {
     }
     let key = Key::of(adapter, &plan, options);
     let remembered = options.cache_file.as_ref().and_then(|file| cache::load(file, &key));
-    let had_sizes = remembered.as_ref().is_some_and(|report| report.tuned().next().is_some());
     let answers = |report: &ProbeReport| !options.tune || !report.gemm.passed() || report.gemm.tuned.is_some();
     if let Some(report) = remembered.filter(|report| !options.reprobe && answers(report)) {
         return report;
     }
     tracing::info!("probing {adapter}: the first time this takes a minute or two");
-    // Sizes that were asked for once are not lost to a new probe.
+    // Sizes that were asked for once are not lost to a new probe, nor to one of other shapes.
+    let had_sizes = options.cache_file.as_ref().is_some_and(|file| cache::has_sizes(file, &key));
     let report = probe(adapter, &plan, &ProbeOptions { tune: options.tune || had_sizes, ..options.clone() });
-    if let Some(file) = &options.cache_file
+    let momentary = report.paths().any(|(_, path)| path.momentary);
+    if let Some(file) = options.cache_file.as_ref().filter(|_| !momentary)
         && let Err(error) = cache::store(file, &key, &report)
     {
         tracing::debug!("the probe's verdict could not be kept in {}: {error}", file.display());
@@ -68,7 +70,7 @@ fn probe(adapter: &Adapter, plan: &Plan, options: &ProbeOptions) -> ProbeReport 
     if let Some((Stage::Tune, reason)) = gemm.failure() {
         tracing::warn!("{adapter}: sizes of blocks could not be timed, the table's are used: {reason}");
         let (plain, _) = prove_path(adapter, plan, Path::Gemm, &options);
-        gemm = PathReport { tuned: Some(Vec::new()), ..plain };
+        gemm = PathReport { tuned: Some(Vec::new()), momentary: gemm.momentary || plain.momentary, ..plain };
     }
     // What the plan leaves out has a reason of its own.
     let enough = gemm.suffices().filter(|_| plan.without(Path::Direct).is_none());
@@ -112,9 +114,9 @@ fn prove_path(adapter: &Adapter, plan: &Plan, path: Path, options: &ProbeOptions
         End::Passed => Verdict::Pass,
         _ => Verdict::Fail { stage: run.last_step().0, reason: reason(&run) },
     };
-    let violent = attempts > 1 || matches!(run.end, End::Hung(_));
+    let (violent, momentary) = (attempts > 1 || matches!(run.end, End::Hung(_)), run.momentary());
     let (stages, speed) = (StageReport::all(&run.events), Speed::of(&run.events, options.work));
-    let mut report = PathReport { stages, speed, stderr: run.stderr, ..PathReport::of(verdict, attempts) };
+    let mut report = PathReport { stages, speed, stderr: run.stderr, momentary, ..PathReport::of(verdict, attempts) };
     for event in run.events {
         match event {
             Event::Units { units } => report.matrix_units = Some(units),
@@ -129,7 +131,7 @@ fn prove_path(adapter: &Adapter, plan: &Plan, path: Path, options: &ProbeOptions
 fn with_retry(job: &Job, options: &ProbeOptions) -> (Run, u32) {
     let first = watch::run(job, options);
     match first.end {
-        End::Died(_) | End::Failed(_, true) => (watch::run(job, options), 2),
+        End::Died(_) | End::Starved(_) | End::Failed(_, true) => (watch::run(job, options), 2),
         _ => (first, 1),
     }
 }
@@ -140,6 +142,6 @@ fn reason(run: &Run) -> String {
         End::Passed => String::new(),
         End::Hung(limit) => format!("{step}: no answer within {} s", limit.as_secs_f64()),
         End::Failed(reason, false) => format!("{step}: {reason}"),
-        End::Failed(cause, true) | End::Died(cause) => format!("{step}: {}", crash_sentence(&run.stderr, cause)),
+        End::Failed(cause, true) | End::Died(cause) | End::Starved(cause) => format!("{step}: {}", crash_sentence(&run.stderr, cause)),
     }
 }

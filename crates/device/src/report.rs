@@ -109,12 +109,16 @@ pub struct PathReport {
     pub matrix_units: Option<Vec<String>>,
     /// The fastest sizes of blocks by the names of their classes; empty if timing them failed, `None` if it was not tried.
     pub tuned: Option<Vec<(String, Size)>>,
+    /// Whether it failed for want of what the machine may have again in a minute, which is no verdict on the adapter.
+    #[serde(skip)]
+    pub(crate) momentary: bool,
 }
 
 impl PathReport {
     /// What is known before a child has said anything.
     pub(crate) fn of(verdict: Verdict, attempts: u32) -> Self {
-        Self { verdict, stages: Vec::new(), attempts, stderr: String::new(), speed: None, matrix_units: None, tuned: None }
+        let (stages, stderr) = (Vec::new(), String::new());
+        Self { verdict, stages, attempts, stderr, speed: None, matrix_units: None, tuned: None, momentary: false }
     }
 
     pub(crate) fn skipped(reason: &str) -> Self {

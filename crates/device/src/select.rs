@@ -21,7 +21,7 @@ pub struct Selected {
     pub backend: &'static str,
     /// The adapter and its driver, or the CPU's model and number of threads.
     pub name: String,
-    /// Bytes of the card's own memory, where its driver tells.
+    /// Bytes of the card's own memory, where its driver tells; of an integrated one with what it may have of the system's.
     pub memory: Option<u64>,
     /// Where the card sits on the PCI bus (`0000:03:00.0`), where its driver tells.
     pub pci: Option<String>,

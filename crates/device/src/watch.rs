@@ -4,6 +4,7 @@
 //! killed and must not be waited for, so nothing here blocks on the child: pipes are read and its end is awaited by threads of their own.
 
 use crate::child::{Job, PROBE_SUBCOMMAND};
+use crate::known_issues::tells_of_shortage;
 use crate::options::ProbeOptions;
 use crate::program::this_program;
 use crate::protocol::{Event, Stage};
@@ -29,6 +30,8 @@ pub(crate) enum End {
     Hung(Duration),
     /// It died without a verdict: what the operating system says of it.
     Died(String),
+    /// The operating system would not have it, or ended it: what it says of that.
+    Starved(String),
 }
 
 /// What one child did.
@@ -48,6 +51,16 @@ impl Run {
         });
         begun.unwrap_or((Stage::Enumerate, "start"))
     }
+
+    /// Whether it failed for want of what may be there again in a minute: memory of the card or of the machine, a process. A hang, which is ended by us, is not
+    /// among these, nor are wrong numbers.
+    pub(crate) fn momentary(&self) -> bool {
+        match &self.end {
+            End::Starved(_) => true,
+            End::Died(cause) | End::Failed(cause, true) => tells_of_shortage(&self.stderr, cause),
+            End::Passed | End::Failed(_, false) | End::Hung(_) => false,
+        }
+    }
 }
 
 /// Runs `job` in a child process until it ends, fails or falls silent.
@@ -56,7 +69,7 @@ pub(crate) fn run(job: &Job, options: &ProbeOptions) -> Run {
     let mut child = match spawn(job, options) {
         Ok(child) => child,
         Err(error) => {
-            run.end = End::Died(format!("it could not be started: {error}"));
+            run.end = End::Starved(format!("it could not be started: {error}"));
             return run;
         }
     };
@@ -81,8 +94,10 @@ pub(crate) fn run(job: &Job, options: &ProbeOptions) -> Run {
     };
     let status = leave(child, !matches!(run.end, End::Hung(_)));
     drop(stdin);
-    if let (End::Died(text), Some(status)) = (&mut run.end, status) {
-        *text = describe(status);
+    if let Some(status) = status
+        && matches!(run.end, End::Died(_))
+    {
+        run.end = end_by(status);
     }
     run.stderr = stderr.lock().map(|text| String::from_utf8_lossy(&text).into_owned()).unwrap_or_default();
     run
@@ -171,24 +186,52 @@ fn leave(mut child: Child, patient: bool) -> Option<ExitStatus> {
 }
 
 #[cfg(unix)]
-fn describe(status: ExitStatus) -> String {
+fn end_by(status: ExitStatus) -> End {
     use std::os::unix::process::ExitStatusExt;
-    match status.signal() {
+    End::Died(match status.signal() {
         Some(libc::SIGSEGV) => "the driver crashed (SIGSEGV)".into(),
         Some(libc::SIGABRT) => "the driver aborted (SIGABRT)".into(),
         Some(libc::SIGBUS) => "the driver crashed (SIGBUS)".into(),
         Some(libc::SIGILL) => "the driver crashed (SIGILL)".into(),
-        Some(libc::SIGKILL) => "the process was killed (SIGKILL), perhaps for want of memory".into(),
+        // Ours does not come here: whom it ends has hung, or has said its last word.
+        Some(libc::SIGKILL) => return End::Starved("the process was killed (SIGKILL), perhaps for want of memory".into()),
         Some(signal) => format!("the process died of signal {signal}"),
         None => describe_code(status),
-    }
+    })
 }
 
 #[cfg(not(unix))]
-fn describe(status: ExitStatus) -> String {
-    describe_code(status)
+fn end_by(status: ExitStatus) -> End {
+    End::Died(describe_code(status))
 }
 
 fn describe_code(status: ExitStatus) -> String {
     format!("the process ended early with code {}", status.code().unwrap_or(-1))
+}
+
+#[cfg(test)]
+#[cfg(unix)]
+mod tests {
+    use super::*;
+    use crate::adapter::Backend;
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+    use std::path::PathBuf;
+
+    #[test]
+    fn what_the_machine_has_not_got_is_told_from_what_a_driver_did() {
+        let folder = tempfile::tempdir().unwrap();
+        let killed = folder.path().join("killed");
+        fs::write(&killed, "#!/bin/sh\nkill -9 $$\n").unwrap();
+        fs::set_permissions(&killed, fs::Permissions::from_mode(0o755)).unwrap();
+        let end = |exe: PathBuf| run(&Job::List(Backend::Vulkan), &ProbeOptions { exe: Some(exe), ..ProbeOptions::default() });
+        assert!(end(killed).momentary() && end(folder.path().join("absent")).momentary());
+        assert!(!end("/bin/false".into()).momentary());
+
+        let of = |end| Run { events: Vec::new(), end, stderr: String::new() }.momentary();
+        let short = || "panicked: out of device memory allocating 4096 bytes".to_owned();
+        assert!(of(End::Failed(short(), true)) && of(End::Died(short())));
+        assert!(!of(End::Failed("panicked: Device is lost".into(), true)) && !of(End::Died("the driver crashed (SIGSEGV)".into())));
+        assert!(!of(End::Hung(GRACE)) && !of(End::Failed("wrong numbers".into(), false)) && !of(End::Passed));
+    }
 }

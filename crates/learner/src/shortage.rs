@@ -10,26 +10,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Once;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use bellows_kernels::cube::out_of_memory;
+
 use crate::error::LearnError;
 
-/// What memory that ran out is called, in lower case, `_` and `-` taken for spaces.
-const SHORT: [&str; 8] = [
-    // CubeCL (Vulkan, CUDA, HIP): "out of device memory allocating 4096 bytes".
-    "out of device memory",
-    // Vulkan's VK_ERROR_OUT_OF_HOST_MEMORY.
-    "out of host memory",
-    // CubeCL on a launch, wgpu ("wgpu error: Out of Memory"), CUDA_ERROR_OUT_OF_MEMORY.
-    "out of memory",
-    // hipErrorOutOfMemory.
-    "outofmemory",
-    // wgpu-core.
-    "not enough memory",
-    // CubeCL, more than one page can hold, or no page size left: "can't allocate buffer of size: 4096".
-    "can't allocate",
-    // wgpu-core's limits of one buffer: a smaller batch keeps to them.
-    "maximum buffer size",
-    "buffer binding size",
-];
+/// What wgpu-core calls its limits of one buffer, to which a smaller batch keeps; in lower case, `_` and `-` taken for spaces.
+const LIMITS: [&str; 2] = ["maximum buffer size", "buffer binding size"];
 
 /// What a device is called that will not serve again.
 const LOST: [&str; 4] = ["device is poisoned", "device was poisoned", "device is lost", "device lost"];
@@ -48,7 +34,7 @@ impl Shortage {
     fn of(message: &str) -> Option<Self> {
         let plain = |text: &str| text.to_lowercase().replace(['_', '-'], " ");
         let says = |text: &str, words: &[&str]| words.iter().any(|word| text.contains(word));
-        let reason = message.lines().find(|line| says(&plain(line), &SHORT))?;
+        let reason = message.lines().find(|line| out_of_memory(line) || says(&plain(line), &LIMITS))?;
         Some(Self { reason: reason.trim().into(), lost: says(&plain(message), &LOST) })
     }
 

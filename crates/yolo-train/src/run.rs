@@ -168,9 +168,9 @@ const MANY_IMAGES: usize = 64;
 
 /// The convolutions of the run's network in its batches, each once. What is wrong with data or model is told by whoever opens them, and then nothing of the run is proved here.
 fn shapes(config: &TrainConfig) -> Vec<Shape> {
-    let data = DataConfig::load(Path::new(&config.data), config.allow_outside.as_deref().unwrap_or_default());
-    let classes = if config.single_cls { 1 } else { data.map_or(CLASSES, |data| data.names.len()) };
-    let channels = if config.stack().is_on() { config.stack().channels() } else { 3 };
+    let data = DataConfig::load(Path::new(&config.data), config.allow_outside.as_deref().unwrap_or_default()).ok();
+    let classes = if config.single_cls { 1 } else { data.as_ref().map_or(CLASSES, |data| data.names.len()) };
+    let channels = if config.stack().is_on() { config.stack().channels() } else { data.map_or(3, |data| data.channels as usize) };
     let Ok(form) = network(config, classes, channels, &processor()) else { return Vec::new() };
     let convolutions = form.init(0, &processor()).summary(config.imgsz, config.imgsz).convolutions;
     let images = if let BatchSize::Images(images) = config.batch { images } else { MANY_IMAGES };
@@ -240,4 +240,22 @@ fn close(training: &mut Training, run: &Run, device: &Selected) -> Result<(), Fa
         tell(&validation, training.names(), say);
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_stem_that_is_proved_has_the_channels_of_the_data() {
+        let folder = tempfile::tempdir().unwrap();
+        let yaml = folder.path().join("data.yaml");
+        let fewest = |channels: &str| {
+            std::fs::write(&yaml, format!("train: t\nval: v\nnames: [a]\n{channels}")).unwrap();
+            let config = TrainConfig { data: yaml.display().to_string(), imgsz: 64, ..TrainConfig::default() };
+            let c_in = |shape: Shape| if let Shape::Conv(conv) = shape { Some(conv.c_in) } else { None };
+            shapes(&config).into_iter().filter_map(c_in).min()
+        };
+        assert_eq!(["channels: 1\n", ""].map(fewest), [Some(1), Some(3)]);
+    }
 }

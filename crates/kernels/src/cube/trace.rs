@@ -17,6 +17,9 @@ pub type Launches = BTreeMap<&'static str, usize>;
 /// Our kernels by their own names, and what they did.
 pub type Work = BTreeMap<&'static str, Done>;
 
+/// Our kernels by their own names with the bytes and the operations of a launch, and how many launches are alike.
+pub type Alike = BTreeMap<(&'static str, u64, u64), usize>;
+
 /// What the launches of a kernel did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Done {
@@ -62,7 +65,7 @@ impl LaunchObserver for Trace {
     }
 }
 
-static WORK: Mutex<Work> = Mutex::new(BTreeMap::new());
+static NOTES: Mutex<(Work, Alike)> = Mutex::new((BTreeMap::new(), BTreeMap::new()));
 /// The number of the [`Counted`] that is made, from 1 on; 0 if none is.
 static COUNTS: AtomicU64 = AtomicU64::new(0);
 /// The number of the last one, held while it is made.
@@ -114,7 +117,9 @@ pub(crate) fn note<'a>(kernel: &'static str, tensors: impl IntoIterator<Item = &
         let (number, written) = WRITTEN.take();
         let written = if number == counts { written } else { 0 };
         let done = Done { launches: 1, bytes: tensors.into_iter().map(bytes).sum::<u64>() + written, flops, ..Done::default() };
-        *WORK.lock().unwrap_or_else(PoisonError::into_inner).entry(kernel).or_default() += done;
+        let mut notes = NOTES.lock().unwrap_or_else(PoisonError::into_inner);
+        *notes.0.entry(kernel).or_default() += done;
+        *notes.1.entry((kernel, done.bytes, done.flops)).or_default() += 1;
     }
 }
 
@@ -122,7 +127,7 @@ pub(crate) fn note<'a>(kernel: &'static str, tensors: impl IntoIterator<Item = &
 pub(crate) fn note_room(kernel: &'static str, shared: usize, registers: usize) {
     if COUNTS.load(Ordering::Relaxed) != 0 {
         let room = Done { shared, registers, ..Done::default() };
-        *WORK.lock().unwrap_or_else(PoisonError::into_inner).entry(kernel).or_default() += room;
+        *NOTES.lock().unwrap_or_else(PoisonError::into_inner).0.entry(kernel).or_default() += room;
     }
 }
 
@@ -166,6 +171,15 @@ pub fn most_at_launches<T>(of: impl Fn() -> u64 + Send + Sync + 'static, work: i
     (result, most.most.load(Ordering::Relaxed))
 }
 
+/// How much more of each there is in `all` than in `less`.
+fn without<K: Ord>(all: BTreeMap<K, usize>, less: &BTreeMap<K, usize>) -> BTreeMap<K, usize> {
+    let left = |(key, count): (K, usize)| {
+        let before = less.get(&key).copied().unwrap_or(0);
+        (key, count.saturating_sub(before))
+    };
+    all.into_iter().map(left).filter(|(_, count)| *count > 0).collect()
+}
+
 /// What a step does on a GPU.
 #[derive(Clone, Debug, Default)]
 pub struct Counted {
@@ -175,6 +189,8 @@ pub struct Counted {
     pub unknown: Launches,
     /// The others, by what they are for.
     pub work: Work,
+    /// Those once more, each as it is: of the launches of a kernel one may be bound by memory and another by arithmetic.
+    pub alike: Alike,
     /// How often the thread waited for numbers of a device.
     pub reads: usize,
 }
@@ -184,23 +200,24 @@ impl Counted {
     pub fn of<T>(work: impl FnOnce() -> T) -> (T, Self) {
         let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
         *last += 1;
-        WORK.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        *NOTES.lock().unwrap_or_else(PoisonError::into_inner) = <(Work, Alike)>::default();
         let before = reads();
         let (result, (launches, unknown)) = watched(*last, || {
             let _counting = Counting::begin(*last);
             work()
         });
         let reads = reads() - before;
-        let work = std::mem::take(&mut *WORK.lock().unwrap_or_else(PoisonError::into_inner));
-        (result, Self { launches, unknown, work, reads })
+        let (work, alike) = std::mem::take(&mut *NOTES.lock().unwrap_or_else(PoisonError::into_inner));
+        (result, Self { launches, unknown, work, alike, reads })
+    }
+
+    /// Bytes and operations of each launch that was told of.
+    pub fn known(&self) -> Vec<(u64, u64)> {
+        self.alike.iter().flat_map(|(&(_, bytes, flops), &times)| std::iter::repeat_n((bytes, flops), times)).collect()
     }
 
     /// What this does more than `less`: of two steps and one, a step.
     pub fn more_than(self, less: &Self) -> Self {
-        let without = |all: Launches, less: &Launches| -> Launches {
-            let left = |(kernel, count): (&'static str, usize)| (kernel, count.saturating_sub(less.get(kernel).copied().unwrap_or(0)));
-            all.into_iter().map(left).filter(|(_, count)| *count > 0).collect()
-        };
         let work = self.work.into_iter().map(|(kernel, done)| {
             let before = less.work.get(kernel).copied().unwrap_or_default();
             let done = Done {
@@ -215,6 +232,7 @@ impl Counted {
             launches: without(self.launches, &less.launches),
             unknown: without(self.unknown, &less.unknown),
             work: work.filter(|(_, done)| done.launches > 0).collect(),
+            alike: without(self.alike, &less.alike),
             reads: self.reads.saturating_sub(less.reads),
         }
     }

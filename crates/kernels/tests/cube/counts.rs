@@ -1,10 +1,12 @@
-//! What `--count` says of kernels that write a tensor in the place of one that they read: its bytes are there, whether it takes that place or not.
+//! What `--count` says of kernels that write a tensor in the place of one that they read: its bytes are there, whether it takes that place or not; and of launches
+//! of one name, which are not alike.
 
-use crate::support::{cube, data, device, on_each_device};
+use crate::support::{Case, case, cube, data, device, on_each_device};
 use crate::update::{ADAM, SGD};
 use bellows_kernels::cube::Counted;
 use bellows_kernels::decoder::DecoderOps;
 use bellows_kernels::dropout::DropoutOps;
+use bellows_kernels::ops::KernelOps;
 use bellows_kernels::planes::PlaneOps;
 use bellows_kernels::rows::RowOps;
 use bellows_kernels::update::UpdateOps;
@@ -67,4 +69,25 @@ fn what_replaces_another_is_counted() {
             drop(by_another);
         }
     }
+}
+
+#[test]
+fn launches_of_one_name_are_kept_apart() {
+    if !on_each_device("counts::launches_of_one_name_are_kept_apart") {
+        return;
+    }
+    // One that computes much for its bytes, and one that does not.
+    let (deep, flat) = (case([1, 32, 8, 8], 32, 3, 1, 1), case([1, 4, 32, 32], 4, 1, 1, 0));
+    let run = |case: &Case| drop(CubeBackend::conv_forward(cube(case.x()), cube(case.w()), None.into(), case.config));
+    let counted = |cases: &[&Case]| Counted::of(|| cases.iter().copied().for_each(run)).1;
+    let name = "convolution, forward";
+    let times = |counted: &Counted| {
+        let of_name = counted.alike.iter().filter(|((kernel, ..), _)| *kernel == name);
+        of_name.map(|(&(_, bytes, _), &times)| (bytes, times)).collect::<Vec<_>>()
+    };
+    let all = counted(&[&deep, &flat, &flat]);
+    let [of_flat, of_deep]: [u64; 2] = [2 * 4 * 1024 + 16, 2 * 32 * 64 + 32 * 32 * 9].map(|numbers| 4 * numbers);
+    assert_eq!(times(&all), [(of_flat, 2), (of_deep, 1)]);
+    assert_eq!(all.known().iter().map(|(bytes, _)| bytes).sum::<u64>(), all.work.values().map(|done| done.bytes).sum::<u64>());
+    assert_eq!(times(&all.more_than(&counted(&[&flat]))), [(of_flat, 1), (of_deep, 1)]);
 }

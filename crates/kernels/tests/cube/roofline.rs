@@ -124,8 +124,7 @@ fn measured() -> (Rates, f64) {
 /// Seconds that the roofline gives a version.
 fn predicted(rates: &Rates, version: &dyn Fn()) -> f64 {
     let counted = Counted::of(version).1;
-    let known: Vec<(u64, u64)> = counted.work.values().map(|done| (done.bytes, done.flops)).collect();
-    rates.seconds(&known, counted.launches.values().sum()).iter().sum()
+    rates.seconds(&counted.known(), counted.launches.values().sum()).iter().sum()
 }
 
 fn boxed(version: impl Fn() + 'static) -> Box<dyn Fn()> {

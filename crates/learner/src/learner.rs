@@ -284,7 +284,7 @@ impl<T: Task> Learner<T> {
     /// has seen a process die of that.
     pub fn cut_batches(&mut self, reason: &str) {
         let counters = &mut self.run.state.counters;
-        counters.halve(0);
+        counters.halve_all();
         let parts = counters.parts(0);
         self.first_event("oom", json!({ "reason": reason, "files": [], "parts": parts }));
     }

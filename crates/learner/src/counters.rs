@@ -168,6 +168,12 @@ impl Counters {
         }
     }
 
+    /// Cuts batches of every size into twice as many parts, also those that were cut before.
+    pub(crate) fn halve_all(&mut self) {
+        self.split += 1;
+        self.splits.values_mut().for_each(|split| *split += 1);
+    }
+
     /// The first and the last batch of what is going wrong now.
     pub(crate) fn in_trouble(&self) -> (Place, Place) {
         let last = Place { position: self.position.saturating_sub(1), ..self.place() };
@@ -253,6 +259,8 @@ mod tests {
         counters.halve(0);
         counters.halve(0);
         assert_eq!(parts(&counters), [4, 4, 4, 4, 8]);
+        counters.halve_all();
+        assert_eq!(parts(&counters), [8, 8, 8, 8, 16]);
         let text = serde_json::to_string(&counters).unwrap();
         assert_eq!(serde_json::from_str::<Counters>(&text).unwrap(), counters);
     }

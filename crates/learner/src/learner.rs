@@ -242,7 +242,7 @@ impl<T: Task> Learner<T> {
         let checkpoint = self.run.ranks.checkpoint(|| {
             let latest = journal.checkpoints().latest()?;
             set_aside = latest.set_aside;
-            if latest.checkpoint.is_none() && journal.has_rows()? {
+            if latest.checkpoint.is_none() && journal.has_trained()? {
                 let run = journal.dir().path().display();
                 return Err(LearnError::Config(format!("{run} has trained, and no checkpoint is left to go on from: begin another run")));
             }
@@ -284,7 +284,7 @@ impl<T: Task> Learner<T> {
     /// has seen a process die of that.
     pub fn cut_batches(&mut self, reason: &str) {
         let counters = &mut self.run.state.counters;
-        counters.halve(0);
+        counters.halve_all();
         let parts = counters.parts(0);
         self.first_event("oom", json!({ "reason": reason, "files": [], "parts": parts }));
     }

@@ -9,13 +9,13 @@ use crate::run::Run;
 use crate::task::Task;
 
 impl<T: Task> Run<T> {
-    /// At the beginning of a session: rank 0's counters are everybody's, and so must be the weights.
+    /// At the beginning of a session: rank 0's counters are everybody's, and so is when it saves, for all meet there; and so must be the weights.
     ///
     /// # Errors
     /// A rank that is gone, or has other weights.
     pub(crate) fn level_begin(&mut self) -> Result<(), LearnError> {
-        let counters = &self.state.counters;
-        self.state.counters = self.ranks.done_by_first(|| Ok(counters.clone()))?;
+        let own = (self.state.counters.clone(), self.settings.config.checkpoint_minutes);
+        (self.state.counters, self.settings.config.checkpoint_minutes) = self.ranks.done_by_first(|| Ok(own))?;
         self.compare_weights()
     }
 

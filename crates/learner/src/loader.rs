@@ -3,10 +3,15 @@
 //! Worker `w` of `n` makes batches w, w+n, w+2n ... into its own short queue and the consumer takes them in turn: the order is fixed
 //! whatever the threads do, and at most `DEPTH + 1` batches a worker are ever alive.
 
+use std::io;
 use std::sync::mpsc::{Receiver, sync_channel};
-use std::thread::Scope;
+use std::sync::{Arc, Once, OnceLock};
+use std::thread::{Builder, Scope};
 
 const DEPTH: usize = 2;
+
+/// What a worker does.
+type Work<'scope> = Box<dyn FnOnce() + Send + 'scope>;
 
 enum Source<'scope, B> {
     Inline(Box<dyn Fn(usize) -> B + 'scope>),
@@ -22,31 +27,50 @@ pub struct Loader<'scope, B> {
 }
 
 impl<'scope, B: Send + 'scope> Loader<'scope, B> {
-    /// Starts `workers` threads in `scope`; 0 makes each batch when it is asked for, on the caller's thread.
+    /// Starts `workers` threads in `scope`, or as many as the system gives; 0 makes each batch when it is asked for, on the caller's thread.
     ///
     /// Dropping the loader ends the threads after the batch they are working on.
     pub fn start<F>(scope: &'scope Scope<'scope, '_>, workers: usize, range: std::ops::Range<usize>, make: F) -> Self
     where
         F: Fn(usize) -> B + Send + Sync + Clone + 'scope,
     {
+        Self::start_by(|work| Builder::new().spawn_scoped(scope, work).map(drop), workers, range, make)
+    }
+
+    /// The same with threads that `spawn` starts, or refuses to.
+    fn start_by<F>(mut spawn: impl FnMut(Work<'scope>) -> io::Result<()>, workers: usize, range: std::ops::Range<usize>, make: F) -> Self
+    where
+        F: Fn(usize) -> B + Send + Sync + Clone + 'scope,
+    {
         let workers = workers.min(range.len());
-        let source = if workers == 0 {
-            Source::Inline(Box::new(make))
-        } else {
-            let queues = (0..workers).map(|w| {
-                let (sender, receiver) = sync_channel(DEPTH);
-                let (make, mine) = (make.clone(), range.clone().skip(w).step_by(workers));
-                scope.spawn(move || {
-                    for i in mine {
-                        if sender.send(make(i)).is_err() {
-                            break;
-                        }
+        let (mut queues, mut refused) = (Vec::new(), None);
+        // Which batches are a worker's depends on how many there are, which is known when all have started.
+        let count = Arc::new(OnceLock::<usize>::new());
+        for w in 0..workers {
+            let (sender, receiver) = sync_channel(DEPTH);
+            let (make, range, count) = (make.clone(), range.clone(), Arc::clone(&count));
+            let work = move || {
+                for i in range.skip(w).step_by(*count.wait()) {
+                    if sender.send(make(i)).is_err() {
+                        break;
                     }
-                });
-                receiver
-            });
-            Source::Threads(queues.collect())
-        };
+                }
+            };
+            match spawn(Box::new(work)) {
+                Ok(()) => queues.push(receiver),
+                Err(error) => {
+                    refused = Some(error);
+                    break;
+                }
+            }
+        }
+        count.set(queues.len()).ok();
+        if let Some(error) = refused {
+            static TOLD: Once = Once::new();
+            let told = || tracing::warn!("batches are made by {} threads where {workers} were asked for: {error}", queues.len());
+            TOLD.call_once(told);
+        }
+        let source = if queues.is_empty() { Source::Inline(Box::new(make)) } else { Source::Threads(queues) };
         Self { source, first: range.start, next: range.start, end: range.end }
     }
 }
@@ -87,6 +111,29 @@ mod tests {
                 Loader::start(scope, workers, 5..25, slow_at_even).collect()
             });
             assert_eq!(got, (5..25).map(|i| i * 10).collect::<Vec<_>>(), "{workers} workers");
+        }
+    }
+
+    #[test]
+    fn threads_that_are_refused_are_done_without() {
+        for given in [0, 1, 3] {
+            let got: Vec<usize> = std::thread::scope(|scope| {
+                let mut started = 0;
+                let loader = Loader::start_by(
+                    |work| {
+                        if started == given {
+                            return Err(io::ErrorKind::WouldBlock.into());
+                        }
+                        started += 1;
+                        Builder::new().spawn_scoped(scope, work).map(drop)
+                    },
+                    8,
+                    5..25,
+                    |i| i * 10,
+                );
+                loader.collect()
+            });
+            assert_eq!(got, (5..25).map(|i| i * 10).collect::<Vec<_>>(), "{given} threads");
         }
     }
 

@@ -164,7 +164,7 @@ pub struct UpdateSchedule {
     pub momentum: f64,
     /// Samples per batch, of all ranks together.
     pub batch: usize,
-    /// Batches to sum gradients over; the last window of an epoch may be shorter.
+    /// Batches to sum gradients over; the last window of an epoch may be shorter, and so may one of which batches are left out.
     pub accumulate: usize,
 }
 

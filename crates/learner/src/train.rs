@@ -13,7 +13,7 @@ use crate::plan::Plan;
 use crate::profile::StepTimes;
 use crate::run::Run;
 use crate::scaling::LossScale;
-use crate::schedule::Hyper;
+use crate::schedule::{Hyper, Schedule};
 use crate::shortage::{Failure, Shortage};
 use crate::step::{StepContext, StepReport, try_step};
 use crate::task::{Draw, Task, Unreadable};
@@ -129,6 +129,12 @@ impl<T: Task> Run<T> {
         let (batches, limit) = (plan.batches.len(), config.max_steps);
         let mut hyper = config.schedule.at(position, batches, (plan.epoch, counters.epochs), &self.settings.groups, adam, limit);
         hyper.lr.iter_mut().for_each(|lr| *lr *= counters.lr_scale);
+        if let Schedule::Updates(schedule) = &config.schedule {
+            // Some of its batches may have been taken out, or could not be read: a window ends with the last that there is, and so does an epoch.
+            let from = position - position % schedule.accumulate.max(1);
+            let left = (position + 1..from + hyper.accumulate).filter(|&i| !plan.is_empty(i)).count();
+            hyper.accumulate = counters.pending + 1 + left;
+        }
         hyper
     }
 

@@ -37,7 +37,16 @@ fn rank(
     Ok(learner)
 }
 
-/// What each of so many ranks makes of `work`, which is given its number and its Learner.
+/// What each of so many ranks makes of `work`, on a thread of its own.
+fn on_threads<T: Send>(ranks: usize, work: impl Fn(Thread) -> T + Sync) -> Vec<T> {
+    let work = &work;
+    thread::scope(|scope| {
+        let all: Vec<_> = threads(ranks).into_iter().map(|exchange| scope.spawn(move || work(exchange))).collect();
+        all.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+/// The same of `work` that is given its number and its Learner.
 fn on_ranks<T: Send>(
     dir: &Path,
     ranks: usize,
@@ -45,17 +54,10 @@ fn on_ranks<T: Send>(
     toy: impl Fn(usize) -> Toy + Sync,
     work: impl Fn(usize, &mut Learner<Toy>) -> T + Sync,
 ) -> Vec<T> {
-    let (toy, work) = (&toy, &work);
-    thread::scope(|scope| {
-        let spawn = |exchange: Thread| {
-            scope.spawn(move || {
-                let (number, identity) = (exchange.rank(), Identity::default().with("model", "toy"));
-                let mut learner = rank(dir, exchange, toy(number), config.clone(), identity).unwrap();
-                work(number, &mut learner)
-            })
-        };
-        let all: Vec<_> = threads(ranks).into_iter().map(spawn).collect();
-        all.into_iter().map(|rank| rank.join().unwrap()).collect()
+    on_threads(ranks, |exchange| {
+        let (number, identity) = (exchange.rank(), Identity::default().with("model", "toy"));
+        let mut learner = rank(dir, exchange, toy(number), config.clone(), identity).unwrap();
+        work(number, &mut learner)
     })
 }
 
@@ -207,18 +209,11 @@ impl Exchange for Counting {
 #[test]
 fn gradients_travel_while_the_backward_pass_goes_on() {
     let dir = tempfile::tempdir().unwrap();
-    thread::scope(|scope| {
-        let spawn = |exchange: Thread| {
-            let dir = dir.path();
-            scope.spawn(move || {
-                let swaps = Arc::new(AtomicUsize::new(0));
-                let toy = Toy { swaps: Some(Arc::clone(&swaps)), ..Toy::default() };
-                let identity = Identity::default().with("model", "toy");
-                finish(0, &mut rank(dir, Counting(exchange, swaps), toy, config(2), identity).unwrap());
-            })
-        };
-        let all: Vec<_> = threads(2).into_iter().map(spawn).collect();
-        all.into_iter().for_each(|rank| rank.join().unwrap());
+    on_threads(2, |exchange| {
+        let swaps = Arc::new(AtomicUsize::new(0));
+        let toy = Toy { swaps: Some(Arc::clone(&swaps)), ..Toy::default() };
+        let identity = Identity::default().with("model", "toy");
+        finish(0, &mut rank(dir.path(), Counting(exchange, swaps), toy, config(2), identity).unwrap());
     });
     let after = tempfile::tempdir().unwrap();
     on_ranks(after.path(), 2, &config(2), |_| Toy::default(), finish);
@@ -258,18 +253,12 @@ impl Exchange for Turning {
 #[test]
 fn ranks_that_have_learnt_something_else_are_known_after_the_epoch() {
     let dir = tempfile::tempdir().unwrap();
-    let ended: Vec<(String, usize)> = thread::scope(|scope| {
-        let spawn = |exchange: Thread| {
-            let dir = dir.path();
-            scope.spawn(move || {
-                let left = AtomicUsize::new(if exchange.rank() == 1 { 2 } else { usize::MAX });
-                let identity = Identity::default().with("model", "toy");
-                let mut learner = rank(dir, Turning { exchange, left }, Toy::default(), config(2), identity).unwrap();
-                let error = learner.fit(&data()).unwrap_err();
-                (error.to_string(), learner.state().counters.epoch)
-            })
-        };
-        threads(2).into_iter().map(spawn).collect::<Vec<_>>().into_iter().map(|rank| rank.join().unwrap()).collect()
+    let ended = on_threads(2, |exchange| {
+        let left = AtomicUsize::new(if exchange.rank() == 1 { 2 } else { usize::MAX });
+        let identity = Identity::default().with("model", "toy");
+        let mut learner = rank(dir.path(), Turning { exchange, left }, Toy::default(), config(2), identity).unwrap();
+        let error = learner.fit(&data()).unwrap_err();
+        (error.to_string(), learner.state().counters.epoch)
     });
     let expected = ("rank 1: its weights are not those of rank 0".to_string(), 0);
     assert_eq!(ended, [expected.clone(), expected]);
@@ -278,17 +267,27 @@ fn ranks_that_have_learnt_something_else_are_known_after_the_epoch() {
 #[test]
 fn a_rank_that_is_another_is_refused_with_the_difference() {
     let dir = tempfile::tempdir().unwrap();
-    let errors: Vec<String> = thread::scope(|scope| {
-        let spawn = |exchange: Thread| {
-            let dir = dir.path();
-            scope.spawn(move || {
-                let data = if exchange.rank() == 2 { "def" } else { "abc" };
-                rank(dir, exchange, Toy::default(), config(3), Identity::default().with("data", data)).err().unwrap().to_string()
-            })
-        };
-        threads(3).into_iter().map(spawn).collect::<Vec<_>>().into_iter().map(|rank| rank.join().unwrap()).collect()
+    let errors = on_threads(3, |exchange| {
+        let data = if exchange.rank() == 2 { "def" } else { "abc" };
+        rank(dir.path(), exchange, Toy::default(), config(3), Identity::default().with("data", data)).err().unwrap().to_string()
     });
     assert_eq!(errors, ["rank 2 is not of this run, it differs in the data"; 3]);
+}
+
+/// Minutes between checkpoints may be other ones: all save when rank 0 does.
+#[test]
+fn ranks_with_other_minutes_save_together() {
+    let run = |minutes: [f64; 2]| {
+        let dir = tempfile::tempdir().unwrap();
+        on_threads(2, |exchange| {
+            let config = LearnerConfig { checkpoint_minutes: minutes[exchange.rank()], ..config(2) };
+            finish(0, &mut rank(dir.path(), exchange, Toy::default(), config, Identity::default().with("model", "toy")).unwrap());
+        });
+        let saved = std::fs::read_to_string(dir.path().join("run/events.jsonl")).unwrap().matches("\"event\":\"checkpoint\"").count();
+        (saved, ending(dir.path()))
+    };
+    let (often, seldom) = (run([0.0; 2]), run([10.0; 2]));
+    assert!(often.0 > seldom.0 && run([0.0, 10.0]) == often && run([10.0, 0.0]) == seldom);
 }
 
 /// Whoever asks, whoever cannot read, whoever has no memory: all do the same.
@@ -568,19 +567,13 @@ fn every_sample_is_seen_once_an_epoch_with_however_many_ranks() {
 #[test]
 fn a_rank_with_other_weights_is_refused() {
     let dir = tempfile::tempdir().unwrap();
-    let errors: Vec<String> = thread::scope(|scope| {
-        let spawn = |exchange: Thread| {
-            let dir = dir.path();
-            scope.spawn(move || {
-                let model = net(&Device::flex());
-                let model = if exchange.rank() == 1 { toy::moved(model) } else { model };
-                let run = if exchange.rank() == 0 { RunDir::create(dir, "run", true).unwrap() } else { RunDir::nowhere() };
-                let mut learner = Learner::new(Toy::default(), model, &Device::flex(), config(2), run, Identity::default()).unwrap();
-                learner.join(Rc::new(exchange), "this program", Limits::default()).unwrap();
-                learner.fit(&data()).unwrap_err().to_string()
-            })
-        };
-        threads(2).into_iter().map(spawn).collect::<Vec<_>>().into_iter().map(|rank| rank.join().unwrap()).collect()
+    let errors = on_threads(2, |exchange| {
+        let model = net(&Device::flex());
+        let model = if exchange.rank() == 1 { toy::moved(model) } else { model };
+        let run = if exchange.rank() == 0 { RunDir::create(dir.path(), "run", true).unwrap() } else { RunDir::nowhere() };
+        let mut learner = Learner::new(Toy::default(), model, &Device::flex(), config(2), run, Identity::default()).unwrap();
+        learner.join(Rc::new(exchange), "this program", Limits::default()).unwrap();
+        learner.fit(&data()).unwrap_err().to_string()
     });
     assert_eq!(errors, ["rank 1: its weights are not those of rank 0"; 2]);
 }

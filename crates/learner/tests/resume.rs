@@ -137,8 +137,15 @@ fn a_run_that_has_lost_its_checkpoints_is_refused_and_one_that_never_had_any_beg
     let error = learner(dir.path(), config(), no_poison).resume().unwrap_err();
     assert!(error.to_string().contains("no checkpoint is left"), "{error}");
     assert!(std::fs::read(run.join("results.csv")).unwrap() == rows);
-    // Killed before there was a first one.
+    // In its first epoch it had no row yet.
     std::fs::write(run.join("results.csv"), rows.split_inclusive(|&byte| byte == b'\n').next().unwrap()).unwrap();
+    let error = learner(dir.path(), config(), no_poison).resume().unwrap_err();
+    assert!(error.to_string().contains("no checkpoint is left"), "{error}");
+    // Killed before there was a first one.
+    let events = std::fs::read_to_string(run.join("events.jsonl")).unwrap();
+    let begun: String = events.split_inclusive('\n').take_while(|line| !line.contains("\"event\":\"step\"")).collect();
+    assert!(begun.contains("\"event\":\"start\""), "{begun}");
+    std::fs::write(run.join("events.jsonl"), begun).unwrap();
     let mut session = learner(dir.path(), config(), no_poison);
     session.resume().unwrap();
     assert_eq!(session.fit(&data()).unwrap(), Outcome::Finished);

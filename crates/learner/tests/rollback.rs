@@ -4,7 +4,8 @@
 use std::path::{Path, PathBuf};
 
 use crate::toy::{self, BATCHES, Poison, Toy, config, data, ending, learner, learner_of};
-use bellows_learner::{BatchReport, LearnerConfig, Observer, Outcome, Place};
+use bellows_learner::{BatchReport, LearnerConfig, Observer, Outcome, Place, Schedule, UpdateSchedule};
+use burn::tensor::Device;
 
 /// Three batches of the second epoch.
 fn poison(epoch: usize, position: usize) -> bool {
@@ -36,6 +37,28 @@ fn the_batches_that_did_it_do_not_come_again() {
         told.as_str().unwrap().contains("back to epoch 2 batch 0") && told.as_str().unwrap().contains("batches 5 of epoch 2 to 7"),
         "{told}"
     );
+}
+
+/// Taken out or not read: an update comes with the last batch of its window that there is, and the next window begins where it would have.
+#[test]
+fn windows_of_updates_are_shorter_without_what_is_left_out() {
+    let cases: [(Toy, &[u64]); 3] = [
+        (Toy { poison, ..Toy::default() }, &[4, 4, 8, 12]),
+        (Toy { poison: |epoch, position| epoch == 1 && (5..8).contains(&position), ..Toy::default() }, &[4, 4, 5, 12]),
+        (Toy { unreadable: |epoch, position| (epoch, position) == (1, 5), ..Toy::default() }, &[4, 8, 12]),
+    ];
+    for (toy, expected) in cases {
+        let dir = tempfile::tempdir().unwrap();
+        let schedule = UpdateSchedule { lr: 0.01, batch: BATCH, accumulate: 4, ..UpdateSchedule::default() };
+        let config = LearnerConfig { schedule: Schedule::Updates(schedule), ..config() };
+        let mut session = learner_of(toy, dir.path(), config, &Device::flex());
+        assert_eq!(session.fit(&data()).unwrap(), Outcome::Finished);
+        let updates = events(dir.path(), "step").into_iter().filter(|e| e["epoch"] == 2 && e["grad_norm"].is_number());
+        let updated: Vec<u64> = updates.map(|e| e["batch"].as_u64().unwrap()).collect();
+        assert_eq!(updated, expected);
+        let counters = &session.state().counters;
+        assert_eq!((counters.pending, counters.updates), (0, 12), "three an epoch, and nothing is left of the last one");
+    }
 }
 
 /// Spoils the checkpoint of the first epoch's end while the second one is trained: a file of it, or all.
@@ -124,7 +147,7 @@ fn a_statistic_that_overflows_within_a_window_never_stays() {
     let bellows_learner::Schedule::Epochs(schedule) = &mut long.schedule else { unreachable!() };
     schedule.warmup_epochs = 0.0;
     let toy = Toy { overflow, ..Toy::default() };
-    let mut session = learner_of(toy, dir.path(), long, &burn::tensor::Device::flex());
+    let mut session = learner_of(toy, dir.path(), long, &Device::flex());
     assert_eq!(session.fit(&data()).unwrap(), Outcome::Finished);
     let skips = events(dir.path(), "skip");
     assert_eq!(skips.len(), 1);

@@ -167,8 +167,9 @@ fn remove<S: Store + ?Sized>(store: &S, temp: &Path) {
     }
 }
 
-/// Removes siblings that killed processes left in `dir` and the directories in it; only for whoever holds the run lock. Failing costs disk
-/// space only. Links are not followed: what is behind them is not the run's.
+/// Removes siblings that killed processes left in `dir` and the directories in it; only for whoever holds the run lock, and has written nothing there
+/// since. What others of this machine write meanwhile stays: a merge needs no lock. Failing costs disk space only. Links are not followed: what is
+/// behind them is not the run's.
 pub(crate) fn sweep_siblings(dir: &Path) {
     sweep(dir);
     for name in DiskStore.list(dir).unwrap_or_default() {
@@ -181,7 +182,8 @@ pub(crate) fn sweep_siblings(dir: &Path) {
 
 fn sweep(dir: &Path) {
     let names = DiskStore.list(dir).unwrap_or_default();
-    names.iter().filter(|name| owner(name).is_some() || is_of_older(name)).for_each(|name| discard(&dir.join(name)));
+    let has_left = |owner: Owner<'_>| owner.pid == std::process::id() || owner.is_dead() != Some(false);
+    names.iter().filter(|name| owner(name).is_some_and(has_left) || is_of_older(name)).for_each(|name| discard(&dir.join(name)));
 }
 
 /// Whether that is where an older program wrote a checkpoint: `.tmp-STEP-PID`.
@@ -276,6 +278,25 @@ mod tests {
         names.sort();
         assert_eq!(names, [".notes.tmp-mine", ".tmp-mine-1", "best.bin", "checkpoints"]);
         assert_eq!(DiskStore.list(&dir.path().join("checkpoints")).unwrap(), [""; 0]);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn what_a_living_process_writes_is_swept_when_it_is_dead() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut child = std::process::Command::new("sleep").arg("30").spawn().unwrap();
+        let left_by = |home: u32, pid: u32| {
+            let left = dir.path().join(format!("weights/.merged.tmp-{home:08x}-{pid}-0"));
+            fs::create_dir_all(left.join("half")).unwrap();
+            left
+        };
+        let (living, own, strangers) = (left_by(home(), child.id()), left_by(home(), std::process::id()), left_by(!home(), child.id()));
+        sweep_siblings(dir.path());
+        assert!(living.exists() && !own.exists() && !strangers.exists());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        sweep_siblings(dir.path());
+        assert!(!living.exists());
     }
 
     #[cfg(unix)]

@@ -34,6 +34,9 @@ const UNWRITTEN: &str = "unwritten";
 const KEPT: &str = "unwritten-";
 /// Most bytes of a header of `results.csv`.
 const LONGEST_HEADER: usize = 1 << 16;
+/// How the line of a step begins in `events.jsonl`, and among how many bytes the first one is.
+const STEP: &[u8] = b"{\"event\":\"step\",";
+const FIRST_EVENTS: usize = 1 << 20;
 
 /// The logs, checkpoints and files of one run. Needs the run lock.
 pub struct Journal {
@@ -127,16 +130,24 @@ impl Journal {
         &self.checkpoints
     }
 
-    /// Whether `results.csv` has a row: something was trained here.
+    /// Whether something was trained here: `results.csv` has a row, or `events.jsonl` a step, of which there is none before the first checkpoint.
     ///
     /// # Errors
     /// A file that is there and cannot be read.
-    pub fn has_rows(&self) -> Result<bool, StoreError> {
-        let begin = match self.store.read_part(&self.dir.results(), 0, LONGEST_HEADER) {
-            Err(e) if e.is_not_found() => Vec::new(),
-            read => read?,
-        };
-        Ok(begin.split(|&byte| byte == b'\n').skip(1).any(|row| !row.is_empty()))
+    pub fn has_trained(&self) -> Result<bool, StoreError> {
+        let is_end = |&byte: &u8| byte == b'\n';
+        if self.begin_of(&self.dir.results(), LONGEST_HEADER)?.split(is_end).skip(1).any(|row| !row.is_empty()) {
+            return Ok(true);
+        }
+        Ok(self.begin_of(&self.dir.events(), FIRST_EVENTS)?.split(is_end).any(|line| line.starts_with(STEP)))
+    }
+
+    /// The first bytes of a file, none if it is not there.
+    fn begin_of(&self, path: &Path, len: usize) -> Result<Vec<u8>, StoreError> {
+        match self.store.read_part(path, 0, len) {
+            Err(e) if e.is_not_found() => Ok(Vec::new()),
+            read => read,
+        }
     }
 
     /// The weights that may not have been written when this checkpoint's process ended, by the step that they are of.

@@ -270,6 +270,8 @@ fn described(config: &TrainConfig, progress: Progress<'_>) -> Result<(DataConfig
 fn scanned(config: &TrainConfig, data: &DataConfig, split: Split, fraction: f64, progress: Progress<'_>) -> Result<Scan, DataError> {
     let options = ScanOptions {
         fraction,
+        // Else the step from frame to frame would be another in training than where it is judged.
+        whole_clips: config.stack().is_on(),
         single_cls: config.single_cls,
         classes: config.classes.clone(),
         allow_bad: config.allow_bad,

@@ -58,12 +58,12 @@ fn share() -> Share {
             "Also judge groups of images, as a list: month, hour, daynight, clip, or a key of a COCO file's meta \
              [default: month, daynight, temperature and clip where the file tells them]",
         ),
-        ("range", "Counts of 16-bit images that become black and white, as low,high [default: as trained, else measured]"),
-        ("percentile", "Percentiles of the counts of 16-bit images that do, as low,high, in place of a range [default: 0.5,99.5]"),
+        ("range", "Counts of 16-bit images that become black and white, as low,high [default: as trained, else as the data.yaml says, else measured]"),
+        ("percentile", "Percentiles of the counts of 16-bit images that do, as low,high, in place of a range [default: as the data.yaml says, else 0.5,99.5]"),
         (
             "percentile_of",
             "Whose percentiles: data (one range for all images, from a sample of the training set) or frame (of each image by itself), \
-             in place of a range [default: as trained, else data]",
+             in place of a range [default: as trained, else as the data.yaml says, else data]",
         ),
     ])
 }

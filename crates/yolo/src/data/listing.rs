@@ -440,7 +440,8 @@ mod tests {
                 std::fs::create_dir_all(dir.path().join(folder)).unwrap();
                 std::fs::write(dir.path().join(format!("{folder}{i}.jpg")), "").unwrap();
                 let day = if meta.contains("Camera") { 14 + i / 4 } else { 14 };
-                format!("{{\"id\":{i},\"file_name\":\"{folder}{i}.jpg\",\"date_captured\":\"2020-05-{day}\",\"meta\":{{{meta}}}}}")
+                let taken = if meta.is_empty() { "0".to_string() } else { format!("\"2020-05-{day}\"") };
+                format!("{{\"id\":{i},\"file_name\":\"{folder}{i}.jpg\",\"date_captured\":{taken},\"meta\":{{{meta}}}}}")
             };
             let all: Vec<String> = (0..8).map(image).collect();
             std::fs::write(dir.path().join("a.json"), format!("{{\"images\":[{}]}}", all.join(","))).unwrap();
@@ -453,6 +454,7 @@ mod tests {
         assert_eq!(part(&|i| ("", clip(i)), 0.5), "0 2 4 6", "by what the file tells");
         assert_eq!(part(&|i| (["f/", "g/"][i / 4], "\"n\":1"), 0.5), "0 1 2 3", "by folder");
         assert_eq!(part(&|_| ("f/", "\"n\":1"), 0.25), "0 4", "there is one clip");
+        assert_eq!(part(&|i| (["f/", "g/"][i / 4], ""), 0.25), "0 4", "nothing is told");
         assert_eq!(part(&|i| ("f/", clip(i)), 1.0), "0 1 2 3 4 5 6 7");
         // One name on two days and of two cameras is four clips.
         let again = |i: usize| ["\"clip\":\"c0\",\"Camera\":1", "\"clip\":\"c0\",\"Camera\":2"][i / 2 % 2];

@@ -219,7 +219,7 @@ fn validation_images_that_cannot_be_decoded_are_named_and_the_run_goes_on_once_t
     let (whole, mut torn) = (whole.get_ref(), whole.get_ref().clone());
     let middle = whole.len() / 4..whole.len() / 2;
     torn[middle].fill(0xFF);
-    std::fs::write(&image, torn).unwrap();
+    std::fs::write(&image, &torn).unwrap();
     let (_, error) = expect_code(&mut yolo_train(dir.path(), &begin), 1);
     assert!(error.contains(&name) && error.contains("1 of 4"), "{error}");
     let (out, error) = expect_code(&mut yolo_train(dir.path(), &[&begin[..], &["--allow-bad", "--name", "without"]].concat()), 0);
@@ -230,6 +230,11 @@ fn validation_images_that_cannot_be_decoded_are_named_and_the_run_goes_on_once_t
     let (out, _) = expect_code(&mut yolo_train(dir.path(), &["--resume", "runs/detect/train"]), 0);
     assert!(out.contains("all          4"), "{out}");
     assert!(dir.path().join(BEST).exists());
+    // Who judges weights on such data hears that the data are at fault.
+    std::fs::write(&image, torn).unwrap();
+    let val = ["val", "--weights", BEST, "--data", "tiny.yaml", "--device", "cpu", "--plots", "false"];
+    let (_, error) = expect_code(&mut yolo_train(dir.path(), &val), 2);
+    assert!(error.contains(&name) && error.contains("1 of 4"), "{error}");
 }
 
 #[test]

@@ -70,7 +70,9 @@ impl Coded for TrainError {
             Self::Learn(error) => error.exit(),
             Self::Weights(error) => error.exit(),
             Self::Memory(error) => error.exit(),
-            Self::Undecoded | Self::Validation(_) => Exit::Failed,
+            // Images that cannot be read are the data's fault.
+            Self::Validation(error) => error.downcast_ref::<DataError>().map_or(Exit::Failed, Coded::exit),
+            Self::Undecoded => Exit::Failed,
         }
     }
 }

@@ -77,6 +77,9 @@ fn a_plan_is_of_the_settings_that_the_data_name() {
     let plan = |more: &[&str]| expect_code(&mut yolo_train(dir.path(), &[&["plan", "--data", "tiny.yaml"], more].concat()), 0).0;
     assert!(plan(&[]).contains("4 images of 64 pixels"), "{}", plan(&[]));
     assert!(plan(&["--batch", "2"]).contains("2 images of 64 pixels"));
+    // Fifteen gray images in memory, each a plane of its file's size.
+    let kept = json(&plan(&["--imgsz", "96", "--cache", "ram", "--json"]));
+    assert_eq!(kept["cache_gb"].as_f64(), Some(15.0 * 96.0 * 72.0 / 1e9), "{kept}");
 }
 
 /// A COCO file names the classes there: it is opened before the settings are one.

@@ -6,14 +6,11 @@ use std::process::{Command, Stdio};
 
 use crate::support::{checkpoints, ending, expect_code, llm_finetune, tiny_chats, tiny_data, yolo_train};
 
-/// The tiny set, and the same in shards of four as `packed.yaml`.
+/// The tiny set, and the same in shards of four in the folder `packed`.
 fn packed_data(dir: &Path) {
-    let yaml = std::fs::read_to_string(tiny_data(dir)).unwrap();
+    tiny_data(dir);
     let (out, _) = expect_code(&mut yolo_train(dir, &["data", "shard", "--data", "tiny.yaml", "--out", "packed", "--samples", "4"]), 0);
     assert!(out.contains("packed: 15 images"), "{out}");
-    let kept: String = yaml.lines().filter(|line| !line.starts_with("sample")).map(|line| format!("{line}\n")).collect();
-    let packed = kept.replace("path: tiny", "path: packed").replace("images/", "");
-    std::fs::write(dir.join("packed.yaml"), packed).unwrap();
 }
 
 fn detector(dir: &Path, data: &str, name: &str, more: &[&str]) -> Command {
@@ -51,9 +48,16 @@ fn a_detector_learns_from_shards_what_it_learns_from_their_folder() {
     assert!(out.contains("train: 11 images") && out.contains("0 corrupt"), "{out}");
     for (name, more) in [("whole", &[][..]), ("rect", &["--rect", "--mosaic", "0"]), ("ram", &["--cache", "ram", "--epochs", "1"])] {
         let folder = trained(dir.path(), "tiny.yaml", &format!("folder-{name}"), more);
-        let shards = trained(dir.path(), "packed.yaml", &format!("shards-{name}"), more);
+        let shards = trained(dir.path(), "packed", &format!("shards-{name}"), more);
         folder.iter().zip(&shards).for_each(|(ours, theirs)| assert!(ours == theirs, "{name}: {} differs", ours.0));
     }
+    // Which counts of a sensor become black and white goes along.
+    let yaml = std::fs::read_to_string(dir.path().join("tiny.yaml")).unwrap();
+    let deep = yaml.replace("path: tiny", "path: deep").replace("sample: {", "sample: {deep: true, ") + "range: [20000, 40000]\n";
+    std::fs::write(dir.path().join("deep.yaml"), deep).unwrap();
+    expect_code(&mut yolo_train(dir.path(), &["data", "shard", "--data", "deep.yaml", "--out", "packed-deep"]), 0);
+    let [folder, shards] = ["deep.yaml", "packed-deep"].map(|data| trained(dir.path(), data, &format!("of-{data}"), &["--epochs", "1"]));
+    assert!(folder == shards, "16 bits");
     // And back: what was written out is what went in.
     expect_code(&mut yolo_train(dir.path(), &["data", "convert", "coco2yolo", "--data", "packed", "--out", "back"]), 0);
     for (split, n) in [("train", 11), ("val", 4)] {
@@ -72,14 +76,14 @@ fn a_killed_run_goes_on_at_the_same_image() {
     let dir = tempfile::tempdir().unwrap();
     packed_data(dir.path());
     let windows = ["--shuffle-buffer", "5"];
-    let whole = trained(dir.path(), "packed.yaml", "whole", &windows);
-    assert!(trained(dir.path(), "packed.yaml", "again", &windows) == whole, "the same bits every time, whatever the process");
-    assert!(trained(dir.path(), "packed.yaml", "other", &["--shuffle-buffer", "4"]) != whole);
+    let whole = trained(dir.path(), "packed", "whole", &windows);
+    assert!(trained(dir.path(), "packed", "again", &windows) == whole, "the same bits every time, whatever the process");
+    assert!(trained(dir.path(), "packed", "other", &["--shuffle-buffer", "4"]) != whole);
     // In the middle of the first epoch, and of the second.
     for step in ["2", "5"] {
         let name = format!("killed-{step}");
         let fault = format!("kill:step:{step}");
-        let status = detector(dir.path(), "packed.yaml", &name, &windows)
+        let status = detector(dir.path(), "packed", &name, &windows)
             .env("BELLOWS_FAULT", fault)
             .stderr(Stdio::null())
             .stdout(Stdio::null())
@@ -91,7 +95,7 @@ fn a_killed_run_goes_on_at_the_same_image() {
         assert!(ending(&run_of(dir.path(), &name)) == whole, "{name}");
     }
     // Other shards are other data, though the images and labels be the same.
-    let killed = detector(dir.path(), "packed.yaml", "moved", &windows)
+    let killed = detector(dir.path(), "packed", "moved", &windows)
         .env("BELLOWS_FAULT", "kill:step:5")
         .stderr(Stdio::null())
         .stdout(Stdio::null())
@@ -119,7 +123,7 @@ fn two_ranks_share_the_images_of_every_window() {
     packed_data(dir.path());
     let of = |name: &str, more: &[&str]| {
         let args = [&["--shuffle-buffer", "4", "--epochs", "2"], more].concat();
-        expect_code(&mut detector(dir.path(), "packed.yaml", name, &args), 0);
+        expect_code(&mut detector(dir.path(), "packed", name, &args), 0);
         losses(&run_of(dir.path(), name))
     };
     let alone = of("alone", &["--batch", "2"]);
@@ -136,12 +140,12 @@ fn damaged_shards_of_images_are_named_and_counted() {
     let (shard, index) = (train.join("train-000001.tar"), train.join("index.jsonl"));
     let whole = [&shard, &index].map(|file| std::fs::read(file).unwrap());
     let refused = |part: &[&str]| {
-        let (_, error) = expect_code(&mut detector(dir.path(), "packed.yaml", "refused", &[]), 2);
+        let (_, error) = expect_code(&mut detector(dir.path(), "packed", "refused", &[]), 2);
         part.iter().for_each(|part| assert!(error.contains(part), "no `{part}` in {error}"));
     };
     flip(&shard, "00000005.jpg", 512 + 700);
     refused(&["1 of 11 images cannot be used", "train-000001.tar/00000005.jpg: byte ", "the CRC-32C of `00000005.jpg` is "]);
-    let (out, error) = expect_code(&mut detector(dir.path(), "packed.yaml", "without", &["--allow-bad", "--epochs", "1"]), 0);
+    let (out, error) = expect_code(&mut detector(dir.path(), "packed", "without", &["--allow-bad", "--epochs", "1"]), 0);
     assert!(out.contains("train: 10 images") && out.contains("1 corrupt") && !error.contains("left out of its batch"), "{out}{error}");
     std::fs::write(&shard, &whole[0]).unwrap();
     flip(&shard, "00000006.txt", 512);
@@ -153,7 +157,7 @@ fn damaged_shards_of_images_are_named_and_counted() {
     refused(&["of 11 images cannot be used", "train-000001.tar/00000007.jpg: byte ", "the file ends here"]);
     std::fs::remove_file(&shard).unwrap();
     refused(&["4 of 11 images cannot be used", "train-000001.tar/00000004.jpg: the shard is missing"]);
-    let (out, _) = expect_code(&mut detector(dir.path(), "packed.yaml", "fewer", &["--allow-bad", "--epochs", "1"]), 0);
+    let (out, _) = expect_code(&mut detector(dir.path(), "packed", "fewer", &["--allow-bad", "--epochs", "1"]), 0);
     assert!(out.contains("shard train-000001.tar is missing: its 4 samples cannot be read") && out.contains("train: 7 images"), "{out}");
     std::fs::write(&shard, &whole[0]).unwrap();
     flip(&index, "00000006", 0);
@@ -161,8 +165,8 @@ fn damaged_shards_of_images_are_named_and_counted() {
     std::fs::remove_file(&index).unwrap();
     let (out, _) = expect_code(&mut yolo_train(dir.path(), &["data", "index", "--data", "packed/train"]), 0);
     assert!(out.contains("packed/train: 11 samples") && std::fs::read(&index).unwrap() == whole[1], "{out}");
-    expect_code(&mut detector(dir.path(), "packed.yaml", "mended", &["--epochs", "1"]), 0);
-    let (_, error) = expect_code(&mut detector(dir.path(), "packed.yaml", "clip", &["--frames", "2"]), 2);
+    expect_code(&mut detector(dir.path(), "packed", "mended", &["--epochs", "1"]), 0);
+    let (_, error) = expect_code(&mut detector(dir.path(), "packed", "clip", &["--frames", "2"]), 2);
     assert!(error.contains("shards do not say which clip an image is of"), "{error}");
 }
 

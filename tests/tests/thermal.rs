@@ -322,6 +322,13 @@ fn clips_are_sampled_and_stacked_from_training_to_prediction() {
     let (out, error) = expect_code(&mut yolo_train(dir.path(), &[&held[..], &["--name", "held", "--hsv-v", "0.2"]].concat()), 0);
     let told = out + &error;
     assert!(told.contains("name a val of whole clips") && told.contains("hsv_v does nothing with frames"), "{told}");
+    // A part of frames of which nothing but their folders is known is one of whole clips, two of three, and not every second frame.
+    let train = json(&dir.path().join("clips/Train.json"));
+    let listed: Vec<&str> = train["images"].as_array().unwrap().iter().map(|image| image["file_name"].as_str().unwrap()).collect();
+    std::fs::write(dir.path().join("clips/listed.txt"), listed.join("\n")).unwrap();
+    std::fs::write(dir.path().join("held.yaml"), "path: clips\ntrain: listed.txt\nval: listed.txt\nnames: [a]\n").unwrap();
+    let (out, _) = expect_code(&mut yolo_train(dir.path(), &[&held[..], &["--name", "part", "--fraction", "0.5"]].concat()), 0);
+    assert!(out.contains("train: 8 images"), "{out}");
     // A folder without clips is one.
     tiny_data(dir.path());
     let flat = ["--data", "tiny.yaml", "--sampler", "clips=balanced", "--epochs", "1", "--plots", "false", "--name", "flat"];

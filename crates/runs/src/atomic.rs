@@ -167,6 +167,15 @@ fn remove<S: Store + ?Sized>(store: &S, temp: &Path) {
     }
 }
 
+/// Removes what processes of this machine that have ended were writing in `dir`, where others may be writing. Failing costs disk space only.
+pub fn sweep_dead(dir: &Path) {
+    // Elsewhere nobody can be asked whether a process lives.
+    if cfg!(unix) {
+        let is_dead = |name: &&String| owner(name).is_some_and(|owner| owner.is_dead() == Some(true));
+        DiskStore.list(dir).unwrap_or_default().iter().filter(is_dead).for_each(|name| discard(&dir.join(name)));
+    }
+}
+
 /// Removes siblings that killed processes left in `dir` and the directories in it; only for whoever holds the run lock, and has written nothing there
 /// since. What others of this machine write meanwhile stays: a merge needs no lock. Failing costs disk space only. Links are not followed: what is
 /// behind them is not the run's.

@@ -2,10 +2,17 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::sync::Once;
+
+use crate::atomic::sweep_dead;
 
 /// `$XDG_CACHE_HOME/bellows`, else `~/.cache/bellows`, else (Windows) `%LOCALAPPDATA%\bellows`; none where no variable names an absolute path.
+/// Who asks first in a process removes what dead ones were writing there: nobody may ever write a file of the same name again.
 pub fn cache_dir() -> Option<PathBuf> {
-    cache_dir_of(|name| std::env::var_os(name))
+    static SWEPT: Once = Once::new();
+    let dir = cache_dir_of(|name| std::env::var_os(name));
+    SWEPT.call_once(|| dir.iter().for_each(|dir| sweep_dead(dir)));
+    dir
 }
 
 fn cache_dir_of(var: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {

@@ -13,6 +13,8 @@ use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgMatches, value_parser};
 use serde_json::{Map, Value, json};
 
+use crate::run::of_dataset;
+
 /// Settings of training that a verb has too, with defaults of its own.
 pub(crate) struct Share {
     names: &'static [&'static str],
@@ -47,17 +49,20 @@ impl Share {
         self.table().map(flag).collect()
     }
 
-    /// Their values: defaults, what the weights say (`imgsz`, what becomes of image files), flags.
+    /// Their values: defaults, what the weights say (`imgsz`, what becomes of image files), flags. Of weights that saw no 16-bit images the data set says what
+    /// becomes of these.
     ///
     /// # Errors
-    /// A value of the wrong kind, a rule that is broken.
+    /// A value of the wrong kind, a rule that is broken, a description of data that cannot be read.
     pub(crate) fn settle(&self, matches: &ArgMatches, weights: &WeightFile) -> Result<TrainConfig, Failure> {
         let layer = |origin: &str, values| Layer { origin: origin.into(), values };
         let imgsz = weights.imgsz().filter(|&n| n > 0).map(|n| ("imgsz".to_string(), json!(n.next_multiple_of(STRIDE as u32))));
         let flags = flag_values(self.table().map(|s| (s.key(), s.read)), matches);
         let trained = without_range(weights.preprocessing().settings(), &flags);
+        let data = flags.get("data").and_then(Value::as_str).filter(|_| weights.preprocessing().levels.is_none());
         let layers = [
             layer("defaults", self.defaults.clone()),
+            data.map(|data| levels_of(data, &flags)).transpose()?.unwrap_or_default(),
             layer("the weights' metadata", imgsz.into_iter().chain(trained).collect()),
             layer("command line", flags),
         ];
@@ -67,12 +72,20 @@ impl Share {
     }
 }
 
-/// What weights were trained with, without the range of 16-bit images where `flags` ask for percentiles, which a range would make void.
-fn without_range(mut trained: Map<String, Value>, flags: &Map<String, Value>) -> Map<String, Value> {
+/// Settings without the range of 16-bit images where `flags` ask for percentiles, which a range would make void.
+fn without_range(mut settings: Map<String, Value>, flags: &Map<String, Value>) -> Map<String, Value> {
     if ["percentile", "percentile_of"].iter().any(|&key| flags.contains_key(key)) {
-        trained.remove("range");
+        settings.remove("range");
     }
-    trained
+    settings
+}
+
+/// What the data set says of 16-bit images.
+fn levels_of(data: &str, flags: &Map<String, Value>) -> Result<Layer, Failure> {
+    let typed = Layer { origin: "command line".into(), values: flags.clone() };
+    let Layer { origin, mut values } = of_dataset(data, None, &typed)?;
+    values.retain(|key, _| ["range", "percentile", "percentile_of"].contains(&key.replace('-', "_").as_str()));
+    Ok(Layer { origin, values: without_range(values, flags) })
 }
 
 impl Share {

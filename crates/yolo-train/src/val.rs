@@ -4,13 +4,13 @@ use std::path::{Path, PathBuf};
 
 use bellows_cli::{Bar, Context, Exit, Failure, Signals, Usage, join_pool, note, option, say, switch, text};
 use bellows_learner::{EvalContext, Shared};
-use bellows_runs::results_dir;
+use bellows_runs::{results_dir, write_atomic_with};
 use bellows_yolo::config::{Cache, TrainConfig};
 use bellows_yolo::data::Split;
 use bellows_yolo::metrics::table_header;
 use bellows_yolo::{
-    Page, SplitData, Submitted, Template, TrainError, ValSet, Validation, Verdict, WeightFile, can_submit, validate, validate_tiled,
-    write_submission,
+    Page, Predictions, SplitData, Submitted, Template, TrainError, ValSet, Validation, Verdict, WeightFile, can_submit, validate,
+    validate_tiled, write_submission,
 };
 use clap::builder::PossibleValuesParser;
 use clap::{ArgMatches, Command};
@@ -58,12 +58,12 @@ fn share() -> Share {
             "Also judge groups of images, as a list: month, hour, daynight, clip, or a key of a COCO file's meta \
              [default: month, daynight, temperature and clip where the file tells them]",
         ),
-        ("range", "Counts of 16-bit images that become black and white, as low,high [default: as trained, else measured]"),
-        ("percentile", "Percentiles of the counts of 16-bit images that do, as low,high, in place of a range [default: 0.5,99.5]"),
+        ("range", "Counts of 16-bit images that become black and white, as low,high [default: as trained, else as the data.yaml says, else measured]"),
+        ("percentile", "Percentiles of the counts of 16-bit images that do, as low,high, in place of a range [default: as the data.yaml says, else 0.5,99.5]"),
         (
             "percentile_of",
             "Whose percentiles: data (one range for all images, from a sample of the training set) or frame (of each image by itself), \
-             in place of a range [default: as trained, else data]",
+             in place of a range [default: as trained, else as the data.yaml says, else data]",
         ),
     ])
 }
@@ -121,6 +121,8 @@ pub(crate) fn run(matches: &ArgMatches, _: &Signals) -> Result<(), Failure> {
         if !folder.is_dir() {
             return Err(Usage(format!("--submission {}: there is no folder {}", file.display(), folder.display())).into());
         }
+    }
+    if submitted.is_some() || config.save_json {
         data.set = data.set.keeping_detections();
     }
     config.group_by = config.group_by.or_else(|| Some(data.set.usual_groups()));
@@ -151,7 +153,12 @@ pub(crate) fn run(matches: &ArgMatches, _: &Signals) -> Result<(), Failure> {
     // Neither keeps the other from being written, and a picture none.
     let handed_in = submitted.map(|file| hand_in(&file, &data.set, &validation, template.as_ref())).transpose();
     let verdict = Verdict::new(&validation, &data.names);
-    keep(&folder, &verdict.files(config.save_json).map_err(TrainError::Validation)?)?;
+    keep(&folder, &verdict.files().map_err(TrainError::Validation)?)?;
+    if config.save_json {
+        let predictions = Predictions { set: &data.set, validation: &validation, single_cls: config.single_cls };
+        let path = folder.join("predictions.json");
+        write_atomic_with(&path, |out| Ok(serde_json::to_writer(out, &predictions)?)).context(Exit::Failed, path.display())?;
+    }
     handed_in?.iter().for_each(|line| tell_people(line));
     if matches.get_flag("json") {
         let mut object = verdict.json();

@@ -35,7 +35,7 @@ mod verdict;
 
 pub use checkpoint::{Chosen, Detector, Misfit, WeightFile, weight_file};
 pub use page::Page;
-pub use predictions::Prediction;
+pub use predictions::Predictions;
 pub use preprocessing::Preprocessing;
 pub use rect::Rect;
 pub use source::{Progress, SplitData, TrainingData, network};
@@ -43,5 +43,5 @@ pub use submission::{Submitted, can_submit, write_submission};
 pub use task::{DetectionTask, METRICS};
 pub use template::Template;
 pub use train::{Report, TrainError, Training};
-pub use validate::{Case, Shown, ValSet, Validation, validate, validate_tiled};
+pub use validate::{Case, Kept, Shown, ValSet, Validation, validate, validate_tiled};
 pub use verdict::Verdict;

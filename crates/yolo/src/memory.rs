@@ -67,13 +67,13 @@ impl Plan {
     }
 }
 
-/// Bytes of images of these sizes in memory, with their long side at `imgsz`.
-pub(crate) fn cached_bytes(sizes: impl Iterator<Item = Size>, channels: usize, imgsz: usize) -> f64 {
-    let bytes = |size: Size| {
+/// Bytes of images of these sizes and channels in memory, with their long side at `imgsz`.
+pub(crate) fn cached_bytes(images: impl Iterator<Item = (Size, u8)>, imgsz: usize) -> f64 {
+    let bytes = |(size, channels): (Size, u8)| {
         let Size { width, height } = fitted(size, imgsz as u32);
-        (width as usize * height as usize * channels) as f64
+        (width as usize * height as usize * usize::from(channels)) as f64
     };
-    sizes.map(bytes).sum()
+    images.map(bytes).sum()
 }
 
 #[cfg(test)]
@@ -100,7 +100,7 @@ mod tests {
 
     #[test]
     fn cached_images_have_their_long_side_at_imgsz() {
-        let sizes = [Size { width: 640, height: 512 }, Size { width: 100, height: 200 }];
-        assert_eq!(cached_bytes(sizes.into_iter(), 1, 320), 320.0 * 256.0 + 160.0 * 320.0);
+        let images = [(Size { width: 640, height: 512 }, 1), (Size { width: 100, height: 200 }, 3)];
+        assert_eq!(cached_bytes(images.into_iter(), 320), 320.0 * 256.0 + 3.0 * 160.0 * 320.0);
     }
 }

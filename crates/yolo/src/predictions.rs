@@ -1,66 +1,117 @@
 //! Detections as COCO's results format (`predictions.json`), which pycocotools and its kin read.
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use serde_json::Value;
 
 use crate::boxes::Detection;
-use crate::data::{CocoIds, Letterbox};
+use crate::data::CocoIds;
+use crate::validate::{Kept, ValSet, Validation};
 
-/// One detection.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Prediction {
-    /// The id that the image has in its COCO file; else the file's name without extension, as a number where it is one.
-    pub image_id: Value,
-    /// The file's name.
-    pub file_name: String,
-    /// The id that the class has in the image's COCO file; else its index, counted from 1.
-    pub category_id: Value,
-    /// x, y of the upper left corner, width, height, in pixels of the image file, three decimals.
-    pub bbox: [f64; 4],
-    /// Confidence, five decimals.
-    pub score: f64,
+/// What was found in the images of a set that kept its detections, as one list. It is made while it is written: all of it takes ten times what the detections do.
+pub struct Predictions<'a> {
+    /// The set.
+    pub set: &'a ValSet,
+    /// What was found in it.
+    pub validation: &'a Validation,
+    /// Whether all classes were one.
+    pub single_cls: bool,
 }
 
-impl Prediction {
-    /// `detection` is in network pixels, `place` says how the image came there.
-    pub fn new(file_name: &str, detection: &Detection, place: &Letterbox) -> Self {
-        let stem = file_name.rsplit_once('.').map_or(file_name, |(stem, _)| stem);
-        let [x1, y1, x2, y2] = place.to_original(detection.xyxy).map(f64::from);
-        let round = |x: f64, unit: f64| (x * unit).round() / unit;
-        Self {
-            image_id: stem.parse::<u64>().map_or_else(|_| Value::from(stem), Value::from),
-            file_name: file_name.to_string(),
-            category_id: (detection.class + 1).into(),
-            bbox: [x1, y1, x2 - x1, y2 - y1].map(|v| round(v, 1e3)),
-            score: round(f64::from(detection.score), 1e5),
-        }
+impl Serialize for Predictions<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Self { set, validation, single_cls } = *self;
+        let of_image = |kept| Prediction::of_image(kept, set.ids(), single_cls);
+        serializer.collect_seq(validation.kept.iter().flat_map(of_image))
     }
 }
 
-impl Prediction {
-    /// With what the COCO file of the image, which is number `index` of its set, calls image and class. None if the file has no such category:
-    /// nothing there could be compared with it. One class for all is no category of any file, and has the id 1.
-    pub(crate) fn called_as_in(self, ids: &CocoIds, index: usize, class: Option<u32>) -> Option<Self> {
-        let Some(image_id) = ids.image(index) else { return Some(self) };
-        let category_id = match class {
-            Some(class) => ids.category(index, class)?,
-            None => self.category_id,
+/// One detection.
+#[derive(Serialize)]
+struct Prediction<'a> {
+    /// The id that the image has in its COCO file; else the file's name without extension, as a number where it is one.
+    image_id: Value,
+    /// The file's name.
+    file_name: &'a str,
+    /// The id that the class has in the image's COCO file; else its index, counted from 1.
+    category_id: Value,
+    /// x, y of the upper left corner, width, height, in pixels of the image file, three decimals.
+    bbox: [f64; 4],
+    /// Confidence, five decimals.
+    score: f64,
+}
+
+impl<'a> Prediction<'a> {
+    /// Those that were found in an image.
+    fn of_image(kept: &'a Kept, ids: &'a CocoIds, single_cls: bool) -> impl Iterator<Item = Self> {
+        kept.found.iter().filter_map(move |found| Self::new(kept, found, ids, single_cls))
+    }
+
+    /// None if the image's COCO file has no such category: nothing there could be compared with it. One class for all is no category of any file, and has
+    /// the id 1.
+    fn new(kept: &'a Kept, found: &Detection, ids: &CocoIds, single_cls: bool) -> Option<Self> {
+        let counted = Value::from(found.class + 1);
+        let (image_id, category_id) = match ids.image(kept.index) {
+            None => {
+                let stem = kept.name.rsplit_once('.').map_or(kept.name.as_str(), |(stem, _)| stem);
+                (stem.parse::<u64>().map_or_else(|_| Value::from(stem), Value::from), counted)
+            }
+            Some(id) if single_cls => (id, counted),
+            Some(id) => (id, ids.category(kept.index, found.class)?),
         };
-        Some(Self { image_id, category_id, ..self })
+        let [x1, y1, x2, y2] = found.xyxy.map(f64::from);
+        let round = |x: f64, unit: f64| (x * unit).round() / unit;
+        Some(Self {
+            image_id,
+            file_name: &kept.name,
+            category_id,
+            bbox: [x1, y1, x2 - x1, y2 - y1].map(|v| round(v, 1e3)),
+            score: round(f64::from(found.score), 1e5),
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use burn::data::dataset::InMemDataset;
+
     use super::*;
-    use crate::data::Size;
+    use crate::data::{Id, Size};
+    use crate::verdict::tests::validation;
+
+    /// Of two images with an object of the first class and one of the third.
+    fn written(ids: CocoIds, single_cls: bool) -> String {
+        let found = [0, 2].map(|class| Detection { xyxy: [10.0, 10.5, 20.0, 30.25], score: 0.123_456_7, class }).to_vec();
+        let kept = [(1, "000042.jpg"), (0, "frame_7.png")].map(|(index, name)| Kept { index, name: name.into(), found: found.clone() });
+        let validation = Validation { kept: kept.into(), ..validation() };
+        let set = ValSet::with_sizes(Arc::new(InMemDataset::new(Vec::new())), vec![Size::square(64); 2]).with_ids(ids);
+        serde_json::to_string(&Predictions { set: &set, validation: &validation, single_cls }).unwrap()
+    }
+
+    /// These images and categories of those files.
+    fn list(rows: &[(&str, &str, u64)]) -> String {
+        let row = |(id, name, category): &(&str, &str, u64)| {
+            format!(r#"{{"image_id":{id},"file_name":"{name}","category_id":{category},"bbox":[10.0,10.5,10.0,19.75],"score":0.12346}}"#)
+        };
+        format!("[{}]", rows.iter().map(row).collect::<Vec<_>>().join(","))
+    }
 
     #[test]
-    fn boxes_return_to_the_pixels_of_the_file() {
-        let place = Letterbox { ratio: [2.0, 2.0], pad: [10.0, 20.0], original: Size { width: 100, height: 50 } };
-        let detection = Detection { xyxy: [30.0, 40.0, 50.0, 80.0], score: 0.123_456_7, class: 2 };
-        let p = Prediction::new("000042.jpg", &detection, &place);
-        assert_eq!((p.image_id, p.category_id, p.bbox, p.score), (Value::from(42), Value::from(3), [10.0, 10.0, 10.0, 20.0], 0.12346));
-        assert_eq!(Prediction::new("frame_7.png", &detection, &place).image_id, "frame_7");
+    fn images_and_classes_are_called_as_in_their_files() {
+        let (number, text) = (("42", "000042.jpg"), ("\"frame_7\"", "frame_7.png"));
+        let by_name = [(number.0, number.1, 1), (number.0, number.1, 3), (text.0, text.1, 1), (text.0, text.1, 3)];
+        assert_eq!(written(CocoIds::default(), false), list(&by_name));
+        // A file of two of the classes.
+        let ids = || {
+            let mut ids = CocoIds::new(vec![vec![Some(Id::Number(7)), Some(Id::Number(9))]]);
+            [20_200_514_000_000_001, 5].into_iter().enumerate().for_each(|(i, id)| ids.push(i, Some((0, Id::Number(id)))));
+            ids
+        };
+        let [second, first] = [("5", "000042.jpg"), ("20200514000000001", "frame_7.png")];
+        assert_eq!(written(ids(), false), list(&[(second.0, second.1, 7), (first.0, first.1, 7)]));
+        // What is one class has been called 0 by whoever judged it.
+        let one = [(second.0, second.1, 1), (second.0, second.1, 3), (first.0, first.1, 1), (first.0, first.1, 3)];
+        assert_eq!(written(ids(), true), list(&one));
     }
 }

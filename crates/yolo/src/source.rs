@@ -46,8 +46,6 @@ pub struct TrainingData {
     pub names: Vec<String>,
     /// Input channels of the network.
     pub channels: usize,
-    /// Those of an image, 3 or 1: a network may see several at once.
-    pub image_channels: usize,
     /// How often each training sample is taken, as its share of all; empty for every one once.
     pub weights: Vec<f64>,
     /// Of training samples in shards, how many each shard has; empty for others.
@@ -66,6 +64,8 @@ pub struct TrainingData {
     pub order: String,
     /// What a person wants to know about the data.
     pub lines: Vec<String>,
+    /// Those of each training sample, then of each of validation; where it is silent, 3.
+    item_channels: Vec<u8>,
     /// Of data that was found, what is decoded from here on.
     undecoded: Option<Undecoded>,
 }
@@ -92,7 +92,7 @@ impl TrainingData {
             val,
             names,
             channels: 3,
-            image_channels: 3,
+            item_channels: Vec::new(),
             weights: Vec::new(),
             shards: Vec::new(),
             labels: Vec::new(),
@@ -107,7 +107,8 @@ impl TrainingData {
 
     /// Bytes that `cache: ram` takes for its images.
     pub fn cache_bytes(&self, imgsz: usize) -> f64 {
-        cached_bytes(self.train_sizes.iter().chain(&self.val.sizes).copied(), self.image_channels, imgsz)
+        let sizes = self.train_sizes.iter().chain(&self.val.sizes).copied();
+        cached_bytes(sizes.zip(self.item_channels.iter().copied().chain(std::iter::repeat(3))), imgsz)
     }
 
     /// The data a `data.yaml` describes: generated if it says so, scanned, and decoded if `cache` asks for it. `progress` gets (what, done, total).
@@ -181,10 +182,10 @@ impl TrainingData {
         let (labels, ids, meta, areas) = (train.all_labels().to_vec(), val.ids().clone(), val.meta.clone(), val.areas().clone());
         let before = [&train, &val].map(|scan| frames_before(config, scan));
         let channels = if config.stack().is_on() { config.stack().channels() } else { data.channels as usize };
-        let image_channels = gray_or(config, data.channels) as usize;
-        let set = |scan: Scan| YoloDataset::new(scan.bare(), image_channels as u32, normalisation);
+        let set = |scan: Scan| YoloDataset::new(scan.bare(), gray_or(config, data.channels), normalisation);
         let sets = [train, val].map(|scan| Arc::new(set(scan)));
         let [train_sizes, sizes] = [0, 1].map(|i: usize| sets[i].sizes());
+        let item_channels = sets.iter().flat_map(|set| set.item_channels()).collect();
         let [train, val] = [0, 1].map(|i: usize| stacked(config, sets[i].clone(), &before[i]));
         let val = ValSet::with_sizes(val, sizes).with_ids(ids).with_meta(meta).with_areas(areas);
         let groups = val.groupings(config.group_by.as_deref().unwrap_or_default())?;
@@ -200,7 +201,7 @@ impl TrainingData {
             val,
             names,
             channels,
-            image_channels,
+            item_channels,
             weights,
             shards,
             labels,
@@ -270,6 +271,8 @@ fn described(config: &TrainConfig, progress: Progress<'_>) -> Result<(DataConfig
 fn scanned(config: &TrainConfig, data: &DataConfig, split: Split, fraction: f64, progress: Progress<'_>) -> Result<Scan, DataError> {
     let options = ScanOptions {
         fraction,
+        // Else the step from frame to frame would be another in training than where it is judged.
+        whole_clips: config.stack().is_on(),
         single_cls: config.single_cls,
         classes: config.classes.clone(),
         allow_bad: config.allow_bad,
@@ -518,9 +521,11 @@ mod tests {
         let sets = [Split::Train, Split::Val].map(|split| {
             let scan = scan(&described, split, &options, &|_, _| {}).unwrap();
             let levels = config.levels().resolve(&scan, None).unwrap();
-            Arc::new(YoloDataset::new(scan.bare(), 1, levels))
+            Arc::new(YoloDataset::new(scan.bare(), 3, levels))
         });
         let mut data = TrainingData::new(sets[0].clone(), sets[1].clone(), &["person", "bicycle", "motorcycle", "vehicle"]).unwrap();
+        data.train_sizes = sets[0].sizes();
+        data.item_channels = sets.iter().flat_map(|set| set.item_channels()).collect();
         data.undecoded = Some(Undecoded { sets, before: [Vec::new(), Vec::new()] });
         let widths = |data: &TrainingData| [data.train.get(3).unwrap().frame.width, data.val.item(1).unwrap().frame.width];
         assert_eq!(widths(&data), [96, 96], "as in their files");
@@ -533,6 +538,9 @@ mod tests {
         let expected = ["1/2", "1/4", "2/2", "2/4", "3/4", "4/4"].map(|count| format!("caching images {count}"));
         assert_eq!(lines, expected);
         assert_eq!((widths(&data), data.train.len(), data.val.len()), ([64, 64], 4, 2));
+        let items = (0..4).map(|i| data.train.get(i).unwrap()).chain((0..2).map(|i| data.val.item(i).unwrap()));
+        let held: usize = items.map(|item| item.frame.pixels.len()).sum();
+        assert_eq!(data.cache_bytes(64), held as f64, "of gray files one plane, though the network has three channels");
         assert!(!data.is_to_be_decoded(&config));
         data.decode(&config, &progress).unwrap();
         assert!(told.lock().unwrap().is_empty(), "once");

@@ -140,8 +140,8 @@ pub fn write_submission(file: &Path, set: &ValSet, validation: &Validation, temp
 /// An image at a time: as JSON all of them take several times what their detections do, gigabytes of a split of the challenge.
 fn write(out: impl Write, set: &ValSet, images: &Images, validation: &Validation) -> io::Result<()> {
     let mut found = vec![<&[Detection]>::default(); set.len()];
-    for (index, kept) in &validation.kept {
-        found[*index] = kept;
+    for kept in &validation.kept {
+        found[kept.index] = &kept.found;
     }
     let mut json = serde_json::Serializer::new(out);
     let mut file = json.serialize_map(Some(images.len()))?;
@@ -171,6 +171,7 @@ mod tests {
 
     use super::*;
     use crate::data::{CocoIds, Id, Size};
+    use crate::validate::Kept;
     use crate::verdict::tests::validation;
 
     /// Images with these ids, of one file with categories 7 and, if `both`, 17 digits for two classes; and one that was left out.
@@ -183,6 +184,7 @@ mod tests {
     }
 
     fn validation_of(kept: Vec<(usize, Vec<Detection>)>) -> Validation {
+        let kept = kept.into_iter().map(|(index, found)| Kept { index, name: String::new(), found }).collect();
         Validation { kept, ..validation() }
     }
 
@@ -243,8 +245,8 @@ mod tests {
     /// The whole file as one value, as it was once made.
     fn at_once(set: &ValSet, validation: &Validation) -> Vec<u8> {
         let mut entries: BTreeMap<String, Entry> = images(set, None).unwrap().0.into_keys().map(|key| (key, Entry::default())).collect();
-        for (index, found) in &validation.kept {
-            entries.insert(key(set, *index).unwrap(), entry(set, *index, found).unwrap());
+        for kept in &validation.kept {
+            entries.insert(key(set, kept.index).unwrap(), entry(set, kept.index, &kept.found).unwrap());
         }
         serde_json::to_vec(&entries).unwrap()
     }

@@ -24,6 +24,7 @@ use crate::fit::{FitError, settle, warning};
 use crate::model::{Yolo, YoloConfig};
 use crate::page::Page;
 use crate::pictures;
+use crate::predictions::Predictions;
 use crate::preprocessing::Preprocessing;
 use crate::rect::Rect;
 use crate::source::{self, Start, TrainingData};
@@ -69,7 +70,9 @@ impl Coded for TrainError {
             Self::Learn(error) => error.exit(),
             Self::Weights(error) => error.exit(),
             Self::Memory(error) => error.exit(),
-            Self::Undecoded | Self::Validation(_) => Exit::Failed,
+            // Images that cannot be read are the data's fault.
+            Self::Validation(error) => error.downcast_ref::<DataError>().map_or(Exit::Failed, Coded::exit),
+            Self::Undecoded => Exit::Failed,
         }
     }
 }
@@ -228,7 +231,11 @@ impl Training {
             interrupted: &interrupted,
             shared: &Shared::alone(),
         };
-        let validation = match validate(&model.fuse(&device), &self.val, &self.config, &mut context) {
+        let mut set = self.val.clone();
+        if self.config.save_json {
+            set = set.keeping_detections();
+        }
+        let validation = match validate(&model.fuse(&device), &set, &self.config, &mut context) {
             Err(error) if error.is::<Interrupted>() => return Ok(None),
             judged => judged.map_err(TrainError::Validation)?,
         };
@@ -237,7 +244,11 @@ impl Training {
             let about = self.about();
             self.keep(to_pt(&model, &about, false).map(|bytes| vec![RunFile { path: "weights/best.pt".into(), bytes }]));
         }
-        self.keep(Verdict::new(&validation, &self.names).files(self.config.save_json));
+        self.keep(Verdict::new(&validation, &self.names).files());
+        if self.config.save_json {
+            let json = serde_json::to_vec(&Predictions { set: &set, validation: &validation, single_cls: self.config.single_cls });
+            self.keep(json.map(|bytes| vec![RunFile { path: "predictions.json".into(), bytes }]));
+        }
         if self.config.plots {
             self.keep(Verdict::new(&validation, &self.names).pictures());
             match std::fs::read_to_string(self.learner.dir().results()) {

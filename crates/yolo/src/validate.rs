@@ -22,7 +22,6 @@ use crate::metrics::{
 use crate::model::Fused;
 use crate::predict::tiles::Tiling;
 use crate::predict::{PredictConfig, Predictor};
-use crate::predictions::Prediction;
 use crate::upload::upload;
 
 /// A validation set and the sizes of its images, which decide how they are batched.
@@ -137,16 +136,25 @@ pub struct Validation {
     pub confusion: ConfusionMatrix,
     /// The first batches.
     pub shown: Vec<Shown>,
-    /// All detections in the pixels of the image files, with `save_json`.
-    pub predictions: Vec<Prediction>,
     /// Images that cannot be read, and why: they count in nothing else.
     pub unreadable: Vec<String>,
     /// The images with the most mistakes, worst first.
     pub cases: Vec<Case>,
     /// The same by groups of images, one for each key of `group_by`.
     pub groups: Vec<Grouped>,
-    /// Index of each image and its detections in the pixels of its file, where the set is to keep them.
-    pub kept: Vec<(usize, Vec<Detection>)>,
+    /// What was found in each image, where the set is to keep it.
+    pub kept: Vec<Kept>,
+}
+
+/// What was found in an image.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Kept {
+    /// Index into the set.
+    pub index: usize,
+    /// File name.
+    pub name: String,
+    /// In the pixels of the file.
+    pub found: Vec<Detection>,
 }
 
 /// An image with mistakes at confidence 0.25 (or the `conf` that was given) and IoU 0.5. Boxes are in parts of the image's sides.
@@ -336,11 +344,10 @@ struct Judge<'a> {
     confusion: ConfusionMatrix,
     /// Confidence from which a mistake is one.
     sure: f32,
-    predictions: Vec<Prediction>,
     cases: Vec<Case>,
     /// Indices of the images, in the order in which they were judged.
     order: Vec<usize>,
-    kept: Vec<(usize, Vec<Detection>)>,
+    kept: Vec<Kept>,
 }
 
 /// What a walk over a set leaves beside the counts.
@@ -359,8 +366,8 @@ impl<'a> Judge<'a> {
         let sure = if config.conf == TrainConfig::default().conf { 0.25 } else { config.conf as f32 };
         let confusion = ConfusionMatrix::new(nc, sure, 0.45);
         let (evaluator, coco) = (Evaluator::new(nc), CocoEvaluator::new(nc));
-        let (predictions, cases, order, kept) = Default::default();
-        Ok(Self { config, set, groupings, evaluator, coco, confusion, sure, predictions, cases, order, kept })
+        let (cases, order, kept) = Default::default();
+        Ok(Self { config, set, groupings, evaluator, coco, confusion, sure, cases, order, kept })
     }
 
     /// `found` and `truths` in network pixels; `place` says how the image came there.
@@ -374,13 +381,8 @@ impl<'a> Judge<'a> {
         self.coco.add_image_with_areas(&there, &truths, |k| self.set.areas.get(index, k).map(f64::from));
         self.order.push(index);
         self.remember((index, name), &there, &truths, place.original);
-        if self.config.save_json {
-            let class = |d: &Detection| (!self.config.single_cls).then_some(d.class);
-            let named = found.iter().filter_map(|d| Prediction::new(name, d, place).called_as_in(&self.set.ids, index, class(d)));
-            self.predictions.extend(named);
-        }
         if self.set.keeps {
-            self.kept.push((index, there));
+            self.kept.push(Kept { index, name: name.into(), found: there });
         }
     }
 
@@ -425,7 +427,6 @@ impl<'a> Judge<'a> {
             losses: walk.losses,
             confusion: self.confusion,
             shown: walk.shown,
-            predictions: self.predictions,
             unreadable: walk.unreadable,
             cases: self.cases,
             groups,
@@ -472,6 +473,23 @@ mod tests {
         for (single_cls, nc) in [(true, 4), (false, 4), (false, 1)] {
             assert_eq!(kept(single_cls, nc), Some(vec![2]), "{single_cls} {nc}");
         }
+    }
+
+    #[test]
+    fn detections_are_kept_where_that_is_asked_for_alone() {
+        let items = vec![Item::new(Frame::filled(1, 100, 50, 90), Vec::new(), "a".into())];
+        let set = ValSet::with_sizes(Arc::new(InMemDataset::new(items)), vec![Size { width: 100, height: 50 }]);
+        // What each evaluation of a run has, of which the file of detections is not made.
+        let config = TrainConfig { save_json: true, ..TrainConfig::default() };
+        let place = Letterbox { ratio: [2.0, 2.0], pad: [10.0, 20.0], original: Size { width: 100, height: 50 } };
+        let kept = |set: &ValSet| {
+            let mut judge = Judge::new(1, &config, set).unwrap();
+            judge.image((0, "a"), &[Detection { xyxy: [30.0, 40.0, 50.0, 80.0], score: 0.9, class: 0 }], &[], &place);
+            judge.kept
+        };
+        assert!(kept(&set).is_empty());
+        let found = vec![Detection { xyxy: [10.0, 10.0, 20.0, 30.0], score: 0.9, class: 0 }];
+        assert_eq!(kept(&set.keeping_detections()), [Kept { index: 0, name: "a".into(), found }], "in pixels of the file");
     }
 
     #[test]

@@ -116,18 +116,15 @@ impl<'a> Verdict<'a> {
         self.validation.groups.iter().flat_map(group_verdict::rows).collect()
     }
 
-    /// `val.csv`, with groups `groups.csv` and `stability.csv`, and with `save_json` `predictions.json`.
+    /// `val.csv`, and with groups `groups.csv` and `stability.csv`.
     ///
     /// # Errors
     /// Never in practice: all are written to memory.
-    pub fn files(&self, save_json: bool) -> Result<Vec<RunFile>, TaskError> {
+    pub fn files(&self) -> Result<Vec<RunFile>, TaskError> {
         let mut files = vec![RunFile { path: "val.csv".into(), bytes: self.csv()? }];
         if !self.validation.groups.is_empty() {
             files.push(RunFile { path: "groups.csv".into(), bytes: group_verdict::csv(&self.validation.groups)? });
             files.push(RunFile { path: "stability.csv".into(), bytes: group_verdict::stability(&self.validation.groups)? });
-        }
-        if save_json {
-            files.push(RunFile { path: "predictions.json".into(), bytes: serde_json::to_vec(&self.validation.predictions)? });
         }
         Ok(files)
     }
@@ -161,7 +158,6 @@ pub(crate) mod tests {
             losses: [0.0; 3],
             confusion: ConfusionMatrix::new(3, 0.25, 0.45),
             shown: Vec::new(),
-            predictions: Vec::new(),
             unreadable: Vec::new(),
             cases: Vec::new(),
             groups: Vec::new(),
@@ -193,6 +189,6 @@ pub(crate) mod tests {
         let json = Value::Object(verdict.json());
         assert_eq!((&json["per_class"][1]["name"], &json["per_class"][1]["by_size"]["small"]), (&json!("c"), &Value::Null));
         assert_eq!((&json["by_size"]["small"], &json["map50"]), (&json!(1.0), &json!(validation.metrics.map50)));
-        assert_eq!(verdict.files(true).unwrap().iter().map(|f| f.path.as_str()).collect::<Vec<_>>(), ["val.csv", "predictions.json"]);
+        assert_eq!(verdict.files().unwrap().iter().map(|f| f.path.as_str()).collect::<Vec<_>>(), ["val.csv"]);
     }
 }

@@ -13,7 +13,7 @@ use bellows_yolo::boxes::{Detection, Label};
 use bellows_yolo::config::{BatchSize, TrainConfig};
 use bellows_yolo::data::{Frame, Item};
 use bellows_yolo::model::YoloConfig;
-use bellows_yolo::{ValSet, Validation, validate};
+use bellows_yolo::{Kept, ValSet, Validation, validate};
 use burn::data::dataset::InMemDataset;
 use burn::tensor::{Device, Tensor, TensorData};
 
@@ -57,11 +57,11 @@ fn a_validation_that_ranks_share_is_that_of_one() {
     // What the network finds in every other image is there, so that it is not all wrong.
     let found = judge(&set(&vec![Vec::new(); IMAGES]), None);
     let mut labels = vec![Vec::new(); IMAGES];
-    for (index, detections) in found.kept.iter().filter(|(index, _)| index % 2 == 0) {
+    for Kept { index, found, .. } in found.kept.iter().filter(|kept| kept.index.is_multiple_of(2)) {
         let (width, height) = (size(*index).0 as f32, size(*index).1 as f32);
         // Those at an edge were cut off there.
         let inside = |d: &&Detection| d.xyxy[0] > 0.0 && d.xyxy[1] > 0.0 && d.xyxy[2] < width && d.xyxy[3] < height;
-        for d in detections.iter().filter(inside).take(4) {
+        for d in found.iter().filter(inside).take(4) {
             let [x1, y1, x2, y2] = d.xyxy;
             let xywh = [(x1 + x2) / 2.0 / width, (y1 + y2) / 2.0 / height, (x2 - x1) / width, (y2 - y1) / height];
             labels[*index].push(Label { class: d.class, xywh });

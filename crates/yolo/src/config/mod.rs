@@ -81,7 +81,7 @@ settings! {
         /// With tile, the part of the images that stay whole
         tile_whole: f64 = 0.2;
         /// Fraction of the training set to use, spread evenly over its list
-        /// whole clips, where a COCO file tells when frames were taken
+        /// whole clips, where a COCO file tells when frames were taken, and with frames or background; of a single clip they take its beginning
         fraction: f64 = 1.0;
         /// Which images an epoch has: clips=balanced, classes=balanced, empty=X (share without objects), epoch=X (its length, a part of all)
         /// every image once if not given; frames of a clip are taken spread over its time

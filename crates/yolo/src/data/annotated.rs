@@ -122,9 +122,9 @@ impl Annotated {
 
     /// Whether the file names the clips of its images; or has them in folders, and tells when they were taken or anything else beside their pixels.
     pub(crate) fn knows_clips(&self) -> bool {
-        let columns = &self.file.meta.columns;
+        let meta = &self.file.meta;
         let in_folders = || self.file.images.first().is_some_and(|image| image.file.contains(['/', '\\']));
-        columns.iter().any(|column| column.key == CLIP) || (!columns.is_empty() && in_folders())
+        meta.columns.iter().any(|column| column.key == CLIP) || (meta.tells() && in_folders())
     }
 
     /// What the file knows of its images beside their pixels.

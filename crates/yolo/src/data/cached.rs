@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bellows_learner::memory::free_memory;
-use bellows_runs::write_unflushed;
+use bellows_runs::{sweep_dead, write_unflushed};
 use burn::data::dataset::{Dataset, DatasetError};
 use rayon::prelude::*;
 use sha2::{Digest, Sha256};
@@ -108,12 +108,13 @@ const SIZES: usize = 12;
 const HEADER: usize = SIZES + 8;
 
 impl DiskCache {
-    /// Decodes what `dir` does not hold yet. The space needed is estimated first and compared with what is free (on Unix).
+    /// Decodes what `dir` does not hold yet, and removes what dead processes were writing there. The space needed is estimated first and compared with what is free (on Unix).
     ///
     /// # Errors
     /// [`DataError::Disk`], or a file that cannot be written.
     pub fn new(dataset: Arc<YoloDataset>, dir: &Path, imgsz: u32, progress: &(dyn Fn(u64, u64) + Sync)) -> Result<Self, DataError> {
         std::fs::create_dir_all(dir).map_err(DataError::io(dir))?;
+        sweep_dead(dir);
         let total = dataset.len();
         let files: Vec<PathBuf> = (0..total).map(|i| dir.join(file_name(&dataset, i, imgsz))).collect();
         let whole: Vec<bool> = files.par_iter().map(|file| is_whole(file)).collect();
@@ -285,6 +286,21 @@ mod tests {
         }
         std::fs::remove_file(&file).unwrap();
         assert_eq!(std::fs::read_dir(dir.path().join("cache")).unwrap().count(), 3, "nothing else is left there");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn what_a_dead_process_was_writing_is_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let set = images(dir.path());
+        std::fs::create_dir(dir.path().join("cache")).unwrap();
+        let ours = bellows_runs::part_of(&dir.path().join("cache/a.raw")).unwrap();
+        // No process has the highest number.
+        let of_the_dead = ours.to_str().unwrap().replace(&format!("-{}-", std::process::id()), "-2147483646-");
+        std::fs::write(&ours, "half").unwrap();
+        std::fs::write(&of_the_dead, "half").unwrap();
+        on_disk(&set, dir.path());
+        assert!(ours.exists() && !Path::new(&of_the_dead).exists());
     }
 
     #[test]

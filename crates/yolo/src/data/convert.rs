@@ -288,7 +288,7 @@ fn coco_text(found: &Scan, placed: &[String], names: &[String], out: &mut impl W
     writeln!(out, "]}}")
 }
 
-/// `data.yaml`, last: what has one is complete. JSON strings are YAML strings. It says no `path`: the folder it stands in is what both programs take then, and
+/// `data.yaml`, last: what has one is complete. JSON is YAML. It says no `path`: the folder it stands in is what both programs take then, and
 /// a `.` is the current directory to Ultralytics.
 fn describe(config: &DataConfig, form: Form, images: Images, root: &Path, splits: &[&str]) -> Result<(), DataError> {
     let mut text = String::new();
@@ -307,6 +307,10 @@ fn describe(config: &DataConfig, form: Form, images: Images, root: &Path, splits
     }
     text.push_str("names:\n");
     config.names.iter().enumerate().for_each(|(i, name)| text.push_str(&format!("  {i}: {}\n", json!(name))));
+    if !config.settings.is_empty() {
+        text.push_str("settings:\n");
+        config.settings.iter().for_each(|(key, value)| text.push_str(&format!("  {}: {value}\n", json!(key))));
+    }
     let path = root.join("data.yaml");
     std::fs::write(&path, text).map_err(DataError::writing(&path))
 }

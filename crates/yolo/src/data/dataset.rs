@@ -38,6 +38,11 @@ impl YoloDataset {
         self.channels
     }
 
+    /// Channels of each item: a gray file has one, whatever the network's.
+    pub(crate) fn item_channels(&self) -> impl Iterator<Item = u8> {
+        self.scan.images.iter().map(move |image| if image.gray { 1 } else { self.channels as u8 })
+    }
+
     /// Size of the file of item `index`.
     pub(crate) fn size(&self, index: usize) -> Size {
         self.scan.images[index].size

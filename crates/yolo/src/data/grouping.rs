@@ -64,7 +64,7 @@ impl Grouping {
     pub fn usual(meta: &FrameMeta, images: usize) -> Vec<String> {
         let clips = if meta.clips() > 1 && meta.clips() < images { Some(CLIP) } else { None };
         let temperature = meta.keys().into_iter().find(|k| k.eq_ignore_ascii_case("temperature"));
-        let keys = [Some(MONTH), Some(DAY_NIGHT), temperature, clips.filter(|_| !meta.keys().is_empty())];
+        let keys = [Some(MONTH), Some(DAY_NIGHT), temperature, clips.filter(|_| meta.tells())];
         keys.into_iter().flatten().filter(|key| Self::by(meta, key, images).is_ok()).map(String::from).collect()
     }
 

@@ -18,7 +18,7 @@ const LONGEST: i64 = 86_400;
 
 /// A line about clips in both, one about clips that share their time, and where there are none of these one about frames that are too near.
 pub fn leaks((first, a): (Split, &Scan), (second, b): (Split, &Scan)) -> Vec<String> {
-    if a.meta.keys().is_empty() || b.meta.keys().is_empty() {
+    if !a.meta.tells() || !b.meta.tells() {
         return Vec::new();
     }
     let (one, other) = (first.key(), second.key());
@@ -75,7 +75,7 @@ struct Taken {
     spans: BTreeMap<u32, Span>,
 }
 
-/// The images of a split by camera, as far as their times are known.
+/// The images of a split by camera, as far as their times are known and tell them apart.
 struct Times(BTreeMap<String, Taken>);
 
 impl Times {
@@ -94,6 +94,8 @@ impl Times {
             *span = (span.0.min(at), span.1.max(at));
         }
         all.values_mut().for_each(|taken| taken.images.sort_unstable());
+        // One moment of all images is that of their export.
+        all.retain(|_, Taken { images, .. }| images.len() < 2 || images[0].0 != images[images.len() - 1].0);
         Self(all)
     }
 
@@ -224,6 +226,28 @@ mod tests {
             let lines = leaks((Split::Train, &train), (Split::Val, &split("v", "b", "2020-05-14T10:00:01", meta)));
             assert!(lines.len() == 1 && lines[0].contains("(b with a the first)"), "{lines:?}");
         }
+    }
+
+    #[test]
+    fn moments_that_tell_nothing_are_not_compared() {
+        let dir = tempfile::tempdir().unwrap();
+        let split = |json: &str, folders: [&str; 2], taken: &str| {
+            let image = |(i, folder): (usize, &str)| {
+                let name = format!("{folder}/{json}{i}.jpg");
+                std::fs::create_dir_all(dir.path().join(folder)).unwrap();
+                std::fs::write(dir.path().join(&name), jpeg(64, 48)).unwrap();
+                format!(r#"{{"id":{i},"file_name":"{name}","date_captured":{taken}}}"#)
+            };
+            scanned(dir.path(), json, folders.into_iter().enumerate().map(image).collect())
+        };
+        let told = |a: &Scan, b: &Scan| leaks((Split::Train, a), (Split::Val, b));
+        // Every image of an export has its time.
+        let exported = r#""2024-03-01T10:00:00+00:00""#;
+        let (train, val) = (split("t", ["train"; 2], exported), split("v", ["valid"; 2], exported));
+        assert_eq!(told(&train, &val), Vec::<String>::new());
+        // Whether a folder is a clip nobody has said.
+        let (train, val) = (split("u", ["a", "b"], "0"), split("w", ["a", "b"], "0"));
+        assert_eq!(told(&train, &val), Vec::<String>::new());
     }
 
     #[test]

@@ -88,12 +88,16 @@ pub(crate) struct Listing {
 
 impl Listing {
     /// Keeps a part of the images, at least one, spread evenly over their list, whose names often go by camera, day or hour; whole clips where something
-    /// is known of frames and there are several.
-    pub(crate) fn keep(&mut self, fraction: f64) {
-        let clips = if fraction < 1.0 { self.clips() } else { None };
+    /// is known of frames and there are several. With `whole_clips` a folder is one of which nothing is known, and of a single clip its beginning is kept.
+    pub(crate) fn keep(&mut self, fraction: f64, whole_clips: bool) {
+        let clips = if fraction < 1.0 { self.clips(whole_clips) } else { None };
         let Some(clips) = clips.filter(|clips| clips.iter().any(|&clip| clip > 0)) else {
             let all = self.entries.len();
             let kept = ((all as f64 * fraction).round_ties_even() as usize).max(1);
+            if whole_clips {
+                self.entries.truncate(kept);
+                return;
+            }
             // Of image i: whether the number of those that are due grows with it.
             let due = |images: usize| (images * kept).div_ceil(all);
             let mut at = 0..;
@@ -105,14 +109,14 @@ impl Listing {
         self.entries.retain(|_| at.next().is_none_or(taken));
     }
 
-    /// The clip of each image, by number in the order of the list; `None` where nothing is known of some.
-    fn clips(&self) -> Option<Vec<u32>> {
+    /// The clip of each image, by number in the order of the list; `None` where nothing is known of some, unless their `folders` are clips.
+    fn clips(&self, folders: bool) -> Option<Vec<u32>> {
         let tables: Vec<_> = self.coco.iter().map(|coco| coco.knows_clips().then(|| coco.meta())).collect();
         let told = |entry: &Entry| {
             let (file, row) = entry.coco?;
             Some((tables[file as usize].as_deref()?, row as usize))
         };
-        if self.entries.iter().any(|entry| told(entry).is_none()) {
+        if !folders && self.entries.iter().any(|entry| told(entry).is_none()) {
             return None;
         }
         let clip = |entry: &Entry| told(entry).and_then(|(table, row)| table.clip(row)).unwrap_or_else(|| OfClip::folder(&entry.image));
@@ -436,23 +440,41 @@ mod tests {
                 std::fs::create_dir_all(dir.path().join(folder)).unwrap();
                 std::fs::write(dir.path().join(format!("{folder}{i}.jpg")), "").unwrap();
                 let day = if meta.contains("Camera") { 14 + i / 4 } else { 14 };
-                format!("{{\"id\":{i},\"file_name\":\"{folder}{i}.jpg\",\"date_captured\":\"2020-05-{day}\",\"meta\":{{{meta}}}}}")
+                let taken = if meta.is_empty() { "0".to_string() } else { format!("\"2020-05-{day}\"") };
+                format!("{{\"id\":{i},\"file_name\":\"{folder}{i}.jpg\",\"date_captured\":{taken},\"meta\":{{{meta}}}}}")
             };
             let all: Vec<String> = (0..8).map(image).collect();
             std::fs::write(dir.path().join("a.json"), format!("{{\"images\":[{}]}}", all.join(","))).unwrap();
             let config = DataConfig::parse("train: a.json\nval: a.json\nnames: [a]\n", &dir.path().join("data.yaml")).unwrap();
             let mut listing = images(&config, Split::Train, None).unwrap();
-            listing.keep(fraction);
+            listing.keep(fraction, false);
             listing.entries.iter().map(|e| e.image.file_stem().unwrap().to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")
         };
         let clip = |i: usize| ["\"clip\":\"north\"", "\"clip\":\"south\""][i % 2];
         assert_eq!(part(&|i| ("", clip(i)), 0.5), "0 2 4 6", "by what the file tells");
         assert_eq!(part(&|i| (["f/", "g/"][i / 4], "\"n\":1"), 0.5), "0 1 2 3", "by folder");
         assert_eq!(part(&|_| ("f/", "\"n\":1"), 0.25), "0 4", "there is one clip");
+        assert_eq!(part(&|i| (["f/", "g/"][i / 4], ""), 0.25), "0 4", "nothing is told");
         assert_eq!(part(&|i| ("f/", clip(i)), 1.0), "0 1 2 3 4 5 6 7");
         // One name on two days and of two cameras is four clips.
         let again = |i: usize| ["\"clip\":\"c0\",\"Camera\":1", "\"clip\":\"c0\",\"Camera\":2"][i / 2 % 2];
         assert_eq!(part(&|i| ("", again(i)), 0.25), "0 1");
         assert_eq!(part(&|i| ("", again(i)), 0.5), "0 1 4 5");
+    }
+
+    #[test]
+    fn a_part_of_what_frames_are_stacked_from_has_their_step() {
+        let dir = tempfile::tempdir().unwrap();
+        let part = |folder_of: &dyn Fn(usize) -> &'static str, fraction: f64, whole_clips: bool| {
+            let image = |i: usize| Entry::of_files(dir.path().join(folder_of(i)).join(format!("{i}.jpg")), None);
+            let mut listing = Listing { entries: (0..8).map(image).collect(), ..Listing::default() };
+            listing.keep(fraction, whole_clips);
+            listing.entries.iter().map(|e| e.image.file_stem().unwrap().to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")
+        };
+        let several = |i: usize| ["f", "g", "h", "k"][i / 2];
+        assert_eq!(part(&several, 0.5, true), "0 1 4 5", "whole folders");
+        assert_eq!(part(&|_| "f", 0.25, true), "0 1", "of one the beginning");
+        assert_eq!(part(&|_| "f", 1.0, true), "0 1 2 3 4 5 6 7");
+        assert_eq!(part(&several, 0.25, false), "0 4", "single images are spread over all");
     }
 }

@@ -8,6 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::clips::{Clips, OfClip, assign_clips};
+use super::moment::Moment;
 
 /// Longest value that is kept, bytes.
 const LONGEST: usize = 256;
@@ -35,6 +36,11 @@ pub(crate) struct MetaTable {
 }
 
 impl MetaTable {
+    /// Whether it tells anything of its images. Exports that know no moment may write 0 for it.
+    pub(crate) fn tells(&self) -> bool {
+        self.columns.iter().any(|column| column.key != MOMENT || column.texts.iter().any(|text| Moment::read(text).is_some()))
+    }
+
     /// The value of `key` in row `row`.
     pub(crate) fn get(&self, row: usize, key: &str) -> Option<&str> {
         let column = self.columns.iter().find(|c| c.key == key)?;
@@ -155,6 +161,11 @@ impl FrameMeta {
     /// The value of `key` of image `index`; that of [`CLIP`] is its clip, a name with its day and camera or the folder of its file.
     pub fn get(&self, index: usize, key: &str) -> Option<&str> {
         if key == CLIP { Some(self.clip_name(*self.clips.of.get(index)?)) } else { self.told(index, key) }
+    }
+
+    /// Whether the files tell anything of their images.
+    pub(crate) fn tells(&self) -> bool {
+        self.tables.iter().any(|table| table.tells())
     }
 
     /// All keys that the files have, in their order.

@@ -39,6 +39,8 @@ pub struct ScanOptions {
     /// Use only round(N * fraction) images, at least one, spread evenly over the sorted list; where a COCO file tells when frames were taken, that
     /// part of its clips, spread so. In (0, 1].
     pub fraction: f64,
+    /// That part is always one of clips, be it of folders, and of a single clip its beginning: frames that follow each other stay together.
+    pub whole_clips: bool,
     /// All classes become class 0.
     pub single_cls: bool,
     /// Keep only the labels of these classes; `None` keeps all. Images without any stay as background.
@@ -51,7 +53,7 @@ pub struct ScanOptions {
 
 impl Default for ScanOptions {
     fn default() -> Self {
-        Self { fraction: 1.0, single_cls: false, classes: None, allow_bad: false, cache_dir: cache_dir() }
+        Self { fraction: 1.0, whole_clips: false, single_cls: false, classes: None, allow_bad: false, cache_dir: cache_dir() }
     }
 }
 
@@ -267,7 +269,7 @@ pub fn scan(config: &DataConfig, split: Split, options: &ScanOptions, progress: 
     if total == 0 {
         return Err(DataError::NoImages { path: config.root.clone(), reason: format!("`{}` names no image file", split.key()) });
     }
-    listing.keep(options.fraction);
+    listing.keep(options.fraction, options.whole_clips);
     let entries = &listing.entries;
     let known = known.checked(entries);
     let (done, fresh) = (AtomicU64::new(0), AtomicU64::new(0));

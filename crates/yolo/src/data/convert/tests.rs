@@ -91,6 +91,23 @@ fn coco_to_yolo_and_back_gives_the_same_boxes() {
 }
 
 #[test]
+fn what_suits_the_data_goes_along() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::create_dir(dir.path().join("source")).unwrap();
+    source(&dir.path().join("source"));
+    let settings =
+        "range: [2900, 3400.5]\nsettings: {percentile_of: frame, lr0: 0.00001, cos_lr: true, sampler: {clips: balanced, empty: 0.1}}\n";
+    let yaml = dir.path().join("source/data.yaml");
+    std::fs::write(&yaml, std::fs::read_to_string(&yaml).unwrap() + settings).unwrap();
+    let first = open(&yaml);
+    assert_eq!(first.settings.len(), 5);
+    let out = dir.path().join("shards");
+    into(&first, Form::Shards(Packing { samples: 2, shuffle: false }), Images::Copy, &out).unwrap();
+    let second = open(&out);
+    assert_eq!((second.settings, second.notes), (first.settings, Vec::<String>::new()));
+}
+
+#[test]
 fn coco_to_coco_keeps_areas_that_are_not_those_of_boxes() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);

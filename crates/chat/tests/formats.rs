@@ -1,7 +1,12 @@
 //! Every format of data sets, and what is said about broken ones.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+use std::sync::Arc;
+
 use bellows_chat::{ChatError, Conversation, Dataset, Example, Message, ReadOptions, Role, Splits, ToolCall, files};
+use parquet::data_type::{ByteArray, ByteArrayType};
+use parquet::file::writer::SerializedFileWriter;
+use parquet::schema::parser::parse_message_type;
 use serde_json::json;
 
 fn dataset(name: &str, bytes: impl AsRef<[u8]>) -> (tempfile::TempDir, Result<Dataset, ChatError>) {
@@ -137,6 +142,30 @@ fn parquet() {
     }
     let (_dir, dataset) = self::dataset("a.parquet", &bytes[..bytes.len() / 2]);
     assert!(dataset.unwrap_err().to_string().contains("Parquet: "));
+}
+
+/// As Impala and Hive write it: no column says that its bytes are text.
+#[test]
+fn parquet_text_that_nothing_calls_text() {
+    let schema = "message rows { required group messages (LIST) { repeated group list {
+        required group element { required binary role; required binary content; } } } }";
+    let columns: [[&[u8]; 3]; 2] = [[b"user", b"assistant", b"user"], [b"a", b"b", b"\xff"]];
+    let mut file = Vec::new();
+    let mut writer = SerializedFileWriter::new(&mut file, Arc::new(parse_message_type(schema).unwrap()), Arc::default()).unwrap();
+    let mut group = writer.next_row_group().unwrap();
+    for values in columns {
+        let values = values.map(ByteArray::from);
+        let mut writer = group.next_column().unwrap().unwrap();
+        writer.typed::<ByteArrayType>().write_batch(&values[..], Some(&[1; 3]), Some(&[0, 1, 0])).unwrap();
+        writer.close().unwrap();
+    }
+    group.close().unwrap();
+    writer.close().unwrap();
+    let (_dir, dataset) = dataset("a.parquet", file);
+    let dataset = dataset.unwrap();
+    assert_eq!(dataset.get(0).unwrap(), chat(QA));
+    let error = dataset.get(1).unwrap_err().to_string();
+    assert!(error.contains("`messages[0].content` is null"), "{error}");
 }
 
 #[test]

@@ -6,6 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use parquet::errors::ParquetError;
 use parquet::file::reader::FileReader;
 use parquet::file::serialized_reader::SerializedFileReader;
+use parquet::record::{Field, Row};
 use serde_json::Value;
 
 use crate::Fault;
@@ -68,7 +69,7 @@ impl Groups {
 fn read_group(reader: &SerializedFileReader<File>, group: usize) -> Result<Vec<Value>, Fault> {
     let (mut unpacked, mut rows) = (0, Vec::new());
     for row in reader.get_row_group(group).map_err(refused)?.get_row_iter(None).map_err(refused)? {
-        let row = row.map_err(refused)?.to_json_value();
+        let row = object(&row.map_err(refused)?);
         unpacked += size(&row);
         if unpacked > MAX_UNPACKED_BYTES {
             let (size, limit) = (unpacked as u64, MAX_UNPACKED_BYTES as u64);
@@ -77,6 +78,29 @@ fn read_group(reader: &SerializedFileReader<File>, group: usize) -> Result<Vec<V
         rows.push(row);
     }
     Ok(rows)
+}
+
+fn object(row: &Row) -> Value {
+    row.get_column_iter().map(|(name, field)| (name.clone(), value(field))).collect()
+}
+
+/// Text may stand in bytes that nothing calls text, where the library's own conversion is base64. Bytes that are none are null.
+fn value(field: &Field) -> Value {
+    match field {
+        Field::Bytes(bytes) => bytes.as_utf8().map_or(Value::Null, Value::from),
+        Field::Group(row) => object(row),
+        Field::ListInternal(list) => list.elements().iter().map(value).collect(),
+        Field::MapInternal(map) => map.entries().iter().map(|(key, field)| (name(key), value(field))).collect(),
+        other => other.to_json_value(),
+    }
+}
+
+/// A key of a map, which need not be text.
+fn name(key: &Field) -> String {
+    match value(key) {
+        Value::String(text) => text,
+        other => other.to_string(),
+    }
 }
 
 /// What `work` returns. The library checks most of a damaged file, and indexes without a check in places.

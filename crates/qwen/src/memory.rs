@@ -70,8 +70,8 @@ pub struct Footprint {
     pub(crate) maps: [Map; 7],
     /// Rank of the adapter of each map, layer by layer; 0 where it has none.
     pub(crate) ranks: Vec<[usize; 7]>,
-    /// Every parameter is trained.
-    pub(crate) full: bool,
+    /// Whether each map is trained itself: all of them, or those to save.
+    pub(crate) whole: Vec<[bool; 7]>,
     /// Embedding or head is trained.
     pub(crate) head_trained: bool,
     pub(crate) vocabulary: [usize; 2],
@@ -103,6 +103,11 @@ fn merged(model: &ModelConfig, config: &SftConfig) -> f64 {
     F32 * values as f64 + blocks.unwrap_or_default() as f64
 }
 
+/// Shapes of the maps that are trained themselves.
+fn trained_whole(whole: &[[bool; 7]], maps: &[Map; 7]) -> impl Iterator<Item = [usize; 2]> {
+    whole.iter().flat_map(move |layer| layer.iter().zip(maps)).filter(|(whole, _)| **whole).map(|(_, (_, shape))| *shape)
+}
+
 impl Footprint {
     /// That of a run with these settings, on a model of this shape that is stored so.
     ///
@@ -113,10 +118,12 @@ impl Footprint {
         let (q, kv) = (model.num_attention_heads * model.head_dim, model.num_key_value_heads * model.head_dim);
         let maps = of_layer(model);
         let (full, lora) = (config.method == Method::Full, config.lora());
-        let mut ranks = vec![[0; 7]; layers];
-        for (layer, ranks) in ranks.iter_mut().enumerate().filter(|_| !full) {
-            for (rank, (name, _)) in ranks.iter_mut().zip(maps) {
-                *rank = lora.spec(&format!("model.layers.{layer}.{name}"), layer, 0)?.map_or(0, |spec| spec.rank);
+        let (mut ranks, mut whole) = (vec![[0; 7]; layers], vec![[full; 7]; layers]);
+        for (layer, (ranks, whole)) in ranks.iter_mut().zip(&mut whole).enumerate().filter(|_| !full) {
+            for ((rank, whole), (name, _)) in ranks.iter_mut().zip(whole).zip(maps) {
+                let name = format!("model.layers.{layer}.{name}");
+                *rank = lora.spec(&name, layer, 0)?.map_or(0, |spec| spec.rank);
+                *whole = lora.saves(&name);
             }
         }
         let sides = |[out, input]: [usize; 2]| out + input;
@@ -138,7 +145,6 @@ impl Footprint {
         };
         let embedding = in_rows.bytes(vocabulary);
         let of_layers = layers as f64 * maps.iter().map(|(_, shape)| storage.bytes(*shape)).sum::<f64>();
-        let values = layers as f64 * maps.iter().map(|(_, [out, input])| (out * input) as f64).sum::<f64>();
         let small = (layers * (2 * h + if model.qkv_bias { q + 2 * kv } else { 0 }) + h) as f64;
         let rows = (vocabulary[0] * vocabulary[1]) as f64;
         let rounded = |values: f64| if in_f16 { 0.5 * F32 * values } else { 0.0 };
@@ -151,17 +157,19 @@ impl Footprint {
             (Place::Card, _) if in_f16 || config.products == Products::Own => 0.0,
             (Place::Card, _) => F32 * values,
         };
+        let frozen = of_layers - trained_whole(&whole, &maps).map(|shape| storage.bytes(shape)).sum::<f64>();
+        let of_whole = trained_whole(&whole, &maps).map(|[out, input]| (out * input) as f64).sum::<f64>();
         let (weights, trained) = match full {
-            true => (0.0, values + small + embeddings.len() as f64 * rows),
+            true => (0.0, of_whole + small + embeddings.len() as f64 * rows),
             false => (
-                of_layers + F32 * (small + squares as f64) + (embeddings.len() - saved) as f64 * embedding,
-                adapters as f64 + saved as f64 * rows,
+                frozen + F32 * (small + squares as f64) + (embeddings.len() - saved) as f64 * embedding,
+                adapters as f64 + of_whole + saved as f64 * rows,
             ),
         };
         Ok(Self {
             maps,
             ranks,
-            full,
+            whole,
             head_trained: saved > 0,
             vocabulary,
             heads: model.num_attention_heads,
@@ -191,8 +199,9 @@ impl Footprint {
 
     /// The lowest layer that something is learnt in; those below have no backward pass.
     pub(crate) fn lowest(&self) -> usize {
-        let first = self.ranks.iter().position(|ranks| ranks.iter().any(|rank| *rank > 0));
-        if self.full || self.head_trained { 0 } else { first.unwrap_or(self.ranks.len()) }
+        let learns = |layer: &usize| self.ranks[*layer].iter().any(|rank| *rank > 0) || self.whole[*layer].contains(&true);
+        let layers = self.ranks.len();
+        if self.head_trained { 0 } else { (0..layers).find(learns).unwrap_or(layers) }
     }
 
     /// How many layers have a backward pass.
@@ -200,24 +209,26 @@ impl Footprint {
         self.ranks.len() - self.lowest()
     }
 
+    /// What `of` says of the shapes of maps with adapters of these ranks; 0 of those that have none.
+    fn adapted(&self, ranks: &[usize; 7], of: impl Fn([usize; 2]) -> usize) -> [usize; 7] {
+        std::array::from_fn(|map| if ranks[map] > 0 { of(self.maps[map].1) } else { 0 })
+    }
+
     /// Values a token that the graph of a layer keeps.
-    fn graph(&self, ranks: &[usize; 7]) -> f64 {
+    fn graph(&self, layer: usize) -> f64 {
         let [h, q, kv, i] = self.widths;
-        let learns = ranks.map(|rank| self.full || rank > 0);
-        let [of_q, of_k, of_v, _, of_gate, of_up, of_down] = learns;
+        let (ranks, whole) = (&self.ranks[layer], self.whole[layer]);
+        let sum = |of: [usize; 7]| of.iter().sum::<usize>() as f64;
         let kept = |by: bool, width: f64| if by { width } else { 0.0 };
-        let each = |of: &dyn Fn([usize; 2]) -> usize| -> f64 {
-            self.maps.iter().zip(learns).map(|((_, shape), learns)| kept(learns, of(*shape) as f64)).sum()
-        };
-        // The inputs of maps that learn, but for that of o, which attention has kept already; with dropout each has one of its own.
-        let inputs = match self.dropout {
-            true => each(&|[_, input]| input),
-            false => kept(of_q || of_k || of_v, h) + kept(of_gate || of_up, h) + kept(of_down, i),
-        };
+        // The inputs of maps that learn, but for that of o, which attention has kept already; with dropout each adapter has one of its own.
+        let reads: [bool; 7] = std::array::from_fn(|map| whole[map] || ranks[map] > 0 && !self.dropout);
+        let [of_q, of_k, of_v, _, of_gate, of_up, of_down] = reads;
+        let dropped = if self.dropout { sum(self.adapted(ranks, |[_, input]| input)) } else { 0.0 };
+        let inputs = kept(of_q || of_k || of_v, h) + kept(of_gate || of_up, h) + kept(of_down, i) + dropped;
         // DoRA scales the map's output and the branch's (`base` and `branch(x)` of `lora.rs`) by what is learnt, and reads both again.
-        let dora = if self.dora { 2.0 * each(&|[out, _]| out) } else { 0.0 };
+        let dora = if self.dora { 2.0 * sum(self.adapted(ranks, |[out, _]| out)) } else { 0.0 };
         // A branch that is computed by itself keeps what A makes of its input (`inner`), which B's gradient reads.
-        let inner = if self.dora || self.dropout { ranks.iter().sum::<usize>() as f64 } else { 0.0 };
+        let inner = if self.dora || self.dropout { sum(*ranks) } else { 0.0 };
         let head_norms = if self.qk_norm { q + kv } else { 0.0 };
         // Inputs of both norms; queries, keys, values, what attention makes of them, the sum of each row; gate and up.
         2.0 * h + head_norms + (2.0 * q + 2.0 * kv + self.heads as f64) + 2.0 * i + inputs + dora + inner
@@ -228,8 +239,7 @@ impl Footprint {
         if !self.dora {
             return [0.0; 2];
         }
-        let outputs =
-            |ranks: &[usize; 7]| -> [usize; 7] { std::array::from_fn(|map| if ranks[map] > 0 { self.maps[map].1[0] } else { 0 }) };
+        let outputs = |ranks: &[usize; 7]| self.adapted(ranks, |[out, _]| out);
         let together = |ranks: &[usize; 7]| {
             let [q, k, v, o, gate, up, down] = outputs(ranks);
             (q + k + v).max(o).max(gate + up).max(down)
@@ -242,9 +252,8 @@ impl Footprint {
     /// With micro-batches of so many rows of so many tokens, padding included.
     pub fn at(&self, rows: usize, seq: usize, checkpointing: Checkpointing) -> Plan {
         let [h, q, _, i] = self.widths;
-        let (tokens, deep) = ((rows * seq) as f64, &self.ranks[self.lowest()..]);
-        let rerun = checkpointing.of(deep.len());
-        let graphs: f64 = deep[rerun..].iter().map(|ranks| self.graph(ranks)).sum();
+        let (tokens, rerun) = ((rows * seq) as f64, checkpointing.of(self.layers()));
+        let graphs: f64 = (self.lowest() + rerun..self.ranks.len()).map(|layer| self.graph(layer)).sum();
         let [v, width] = self.vocabulary.map(|n| n as f64);
         let (loss, own) = match self.place {
             Place::Processor => (1.0, program(self.vocabulary[0])),
@@ -253,8 +262,9 @@ impl Footprint {
         let activations = loss * F32 * tokens * (graphs + (rerun + 1) as f64 * h);
         let block = tokens.min(most(self.place, self.pairs) as f64);
         let logits = loss * F32 * copies(self.place, self.pairs) as f64 * block * v;
-        // Down through the MLP, where gradients are widest; hidden states at the head, and the gradient of its weights.
-        let of_weights = if self.head_trained { 3.0 * v * width } else { 0.0 };
+        // Down through the MLP, where gradients are widest; hidden states at the head, and the gradient of its weights or of a map's.
+        let of_maps = trained_whole(&self.whole, &self.maps).map(|[out, input]| out * input).max().unwrap_or(0) as f64;
+        let of_weights = if self.head_trained { of_maps.max(3.0 * v * width) } else { of_maps };
         // DoRA's: of the maps of one input the gradients of `base` and `branch(x)`, which are that of y times their scales; and of one map's
         // `row_norms` A Wᵀ and B A Aᵀ, each with its product with B.
         let [rescaled, norms] = self.rescaled();
@@ -327,6 +337,32 @@ mod tests {
         let (saved, plain) = (of("0.5B", saved, Storage::Half), of("0.5B", SftConfig::default(), Storage::Half));
         let rows = 151_936.0 * 896.0;
         assert_eq!((saved.trained - plain.trained, plain.weights - saved.weights), (rows, 2.0 * rows));
+        // A map among them has no adapter.
+        let saved = SftConfig { modules_to_save: vec!["down_proj".into()], ..SftConfig::default() };
+        let (saved, maps) = (of("0.5B", saved, Storage::Half), 24.0 * 896.0 * 4864.0);
+        let adapters = 24.0 * 16.0 * (896.0 + 4864.0);
+        assert_eq!((saved.trained - plain.trained, plain.weights - saved.weights), (maps - adapters, 2.0 * maps));
+    }
+
+    #[test]
+    fn a_map_that_is_saved_has_a_graph_and_a_gradient() {
+        let shape = Size::named("0.5B").unwrap().shape();
+        let run = |modules_to_save: &[&str], use_dora| {
+            let modules_to_save = modules_to_save.iter().map(ToString::to_string).collect();
+            let (target_modules, layers_to_transform) = (Targets::parse("q_proj"), (12..24).collect());
+            let config = SftConfig { modules_to_save, target_modules, layers_to_transform, use_dora, ..SftConfig::default() };
+            Footprint::new(&shape, &config, Storage::Half, Place::Card).unwrap()
+        };
+        let layers = |saved: &[&str]| run(saved, false).layers();
+        assert_eq!([layers(&[]), layers(&["layers.3.mlp.down_proj"]), layers(&["up_proj"])], [12, 21, 24]);
+        let near = |bytes: f64, values: f64| assert!((bytes - 4.0 * values).abs() < 1.0, "{bytes} for {values} values");
+        for use_dora in [false, true] {
+            let at = |saved: &[&str]| run(saved, use_dora).at(1, 512, Checkpointing::OFF);
+            let (saved, plain) = (at(&["layers.23.mlp.down_proj"]), at(&[]));
+            near(saved.activations - plain.activations, CARD_LOSS * 512.0 * 4864.0);
+            // Gradients of the batch and of the window, weights in one piece and new ones, two new moments; and one gradient on its way.
+            near(saved.workspace - plain.workspace, (6.0 + CARD_LOSS) * 896.0 * 4864.0);
+        }
     }
 
     /// Of 0.5B: 12,672 outputs a layer, 9,728 of them gate's and up's; rank 16.

@@ -19,12 +19,12 @@ impl Footprint {
     pub fn work(&self, seq: usize, checkpointing: Checkpointing) -> [f64; 2] {
         let (lowest, rerun) = (self.lowest(), checkpointing.of(self.layers()));
         let (mut products, mut attention) = (0.0, 0.0);
-        for (layer, ranks) in self.ranks.iter().enumerate() {
+        for (layer, (ranks, whole)) in self.ranks.iter().zip(&self.whole).enumerate() {
             let (deep, again) = (layer >= lowest, layer >= lowest && layer - lowest < rerun);
             let passes = 1.0 + f64::from(u8::from(deep)) + f64::from(u8::from(again));
-            for (rank, (_, [out, input])) in ranks.iter().zip(&self.maps) {
+            for ((rank, whole), (_, [out, input])) in ranks.iter().zip(whole).zip(&self.maps) {
                 let (weights, branch) = ((out * input) as f64, (rank * (out + input)) as f64);
-                let gradients = if self.full { weights } else { 2.0 * branch };
+                let gradients = if *whole { weights } else { 2.0 * branch };
                 products += 2.0 * (passes * (weights + branch) + gradients);
             }
             let [_, q, ..] = self.widths;
@@ -65,6 +65,11 @@ mod tests {
             run(SftConfig { method: Method::Full, ..SftConfig::default() }).work(512, Checkpointing::OFF)[0],
             6.0 * (weights + head)
         );
+        // A map that is saved has its gradient, and no adapter.
+        let (saved, adapters) = (24.0 * 896.0 * 4864.0, adapters - 24.0 * 16.0 * (896.0 + 4864.0));
+        let down = run(SftConfig { modules_to_save: vec!["down_proj".into()], ..SftConfig::default() });
+        let kept = 2.0 * (2.0 * (weights + adapters) + 2.0 * adapters + saved) + 4.0 * head;
+        assert_eq!(down.work(512, Checkpointing::OFF)[0], kept);
         assert_eq!(lora.work(512, Checkpointing::OFF)[1], 24.0 * 3.5 * 2.0 * 896.0 * 512.0);
         assert!(lora.tokens_per_s(512, Checkpointing::OFF, 1e11) > lora.tokens_per_s(512, Checkpointing::ALL, 1e11));
     }

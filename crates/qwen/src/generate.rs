@@ -164,8 +164,9 @@ struct Reader<'a> {
 impl Reader<'_> {
     /// Reads `tokens`, so many at once. The logits of the token after them, `[1, vocabulary]`; `None` if there are none.
     fn read(&mut self, tokens: &[u32], at_once: usize) -> Option<Tensor<2>> {
+        let longest = self.past + tokens.len();
         let part = |part: &[u32]| {
-            let pass = Pass::after(self.past, 1, part.len(), self.config, self.device);
+            let pass = Pass::after(self.past, 1, part.len(), longest, self.config, self.device);
             let ids: Vec<i32> = part.iter().map(|&id| id as i32).collect();
             let ids = Tensor::<2, Int>::from_data(TensorData::new(ids, [1, part.len()]), self.device);
             self.past += part.len();
@@ -243,6 +244,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::model::rope::RopeScaling;
 
     fn greedy() -> Sampling {
         Sampling { temperature: 0.0, ..Sampling::default() }
@@ -294,19 +296,27 @@ mod tests {
     fn a_prompt_read_in_parts_is_the_same_prompt() {
         let device = Device::flex();
         let base = crate::base::Base::tiny(["a b"], 0, &device).unwrap();
-        let (model, config) = (&base.model, &base.config);
+        let model = &base.model;
         let prompt: Vec<u32> = (0..23).map(|i| (i * 37 + 5) % 250).collect();
-        let logits = |at_once| {
+        let logits = |config: &ModelConfig, at_once| {
             let mut reader = Reader { model, config, device: &device, caches: vec![KvCache::default(); config.num_hidden_layers], past: 0 };
             let logits = reader.read(&prompt, at_once).unwrap();
             assert_eq!(reader.past, prompt.len());
             logits.try_into_vec_as::<f32>().unwrap()
         };
-        let whole = logits(23);
-        let scale = whole.iter().fold(0.0f32, |most, x| most.max(x.abs()));
-        for at_once in [1, 5, 22] {
-            let parts = logits(at_once);
-            assert!(parts.iter().zip(&whole).all(|(a, b)| (a - b).abs() <= 1e-5 * scale), "{at_once}");
+        let plain = logits(&base.config, 23);
+        let scale = plain.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+        let same = |a: &[f32], b: &[f32]| a.iter().zip(b).all(|(a, b)| (a - b).abs() <= 1e-5 * scale);
+        // With scaled frequencies too, of which the whole prompt is longer than the model's texts and its first parts are not.
+        let divisors = |more: f64| (0_u8..16).map(|j| 1.0 + more * f64::from(j)).collect();
+        let long = RopeScaling::LongRope { short: divisors(0.0), long: divisors(2.0), attention_factor: 1.0, original: 8 };
+        for rope_scaling in [None, Some(RopeScaling::Dynamic { factor: 8.0 }), Some(long)] {
+            let config = ModelConfig { rope_scaling, max_position_embeddings: 8, ..base.config.clone() };
+            let whole = logits(&config, 23);
+            assert_eq!(same(&whole, &plain), config.rope_scaling.is_none(), "{:?}", config.rope_scaling);
+            for at_once in [1, 5, 22] {
+                assert!(same(&logits(&config, at_once), &whole), "{at_once} {:?}", config.rope_scaling);
+            }
         }
     }
 

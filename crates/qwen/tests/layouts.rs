@@ -135,7 +135,7 @@ fn a_window_moves_with_the_token_that_looks() {
     let mut caches = vec![bellows_qwen::model::pass::KvCache::default(); config.num_hidden_layers];
     let mut last = Vec::new();
     for (past, id) in ids.into_iter().enumerate() {
-        last = host(model.next_logits(of(vec![id], [1, 1]), &Pass::after(past, 1, 1, &config, &device), &mut caches));
+        last = host(model.next_logits(of(vec![id], [1, 1]), &Pass::after(past, 1, 1, past + 1, &config, &device), &mut caches));
     }
     assert!(error(&last, &one[(n - 1) * config.vocab_size..]) < 1e-5);
 }

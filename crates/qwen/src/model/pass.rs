@@ -54,16 +54,18 @@ impl Pass {
             first.iter_mut().enumerate().for_each(|(t, first)| *first = (*first).max(t as i32 + 1 - window));
         }
         let first = Tensor::from_data(TensorData::new(first, shape), device);
-        Self { rope: Rope::new(shape, positions, config, device), first, precision: Precision::F32, draws: None }
+        let longest = positions.iter().max().map_or(0, |&p| p as usize + 1);
+        Self { rope: Rope::new(shape, positions, longest, config, device), first, precision: Precision::F32, draws: None }
     }
 
-    /// `tokens` new tokens after `past` old ones in every row.
-    pub fn after(past: usize, batch: usize, tokens: usize, config: &ModelConfig, device: &Device) -> Self {
+    /// `tokens` new tokens after `past` old ones in every row. Frequencies that are scaled are those of a text of `longest` tokens, of which these may be
+    /// a part.
+    pub fn after(past: usize, batch: usize, tokens: usize, longest: usize, config: &ModelConfig, device: &Device) -> Self {
         let positions: Vec<i32> = (0..batch).flat_map(|_| past as i32..(past + tokens) as i32).collect();
         let shape = [batch, tokens];
         let first: Vec<i32> = positions.iter().map(|&p| (p + 1 - window_of(config)).max(0)).collect();
         Self {
-            rope: Rope::new(shape, &positions, config, device),
+            rope: Rope::new(shape, &positions, longest, config, device),
             first: Tensor::from_data(TensorData::new(first, shape), device),
             precision: Precision::F32,
             draws: None,
@@ -109,11 +111,11 @@ pub struct Rope {
 }
 
 impl Rope {
-    /// Angle of position p and pair j: `p θ^(-2j/d)`, or p times the scaled frequency, in f32 as the published models compute it.
-    fn new([batch, seq]: [usize; 2], positions: &[i32], config: &ModelConfig, device: &Device) -> Self {
+    /// Angle of position p and pair j: `p θ^(-2j/d)`, or p times the frequency as texts of up to `longest` tokens have it scaled, in f32 as the published
+    /// models compute it.
+    fn new([batch, seq]: [usize; 2], positions: &[i32], longest: usize, config: &ModelConfig, device: &Device) -> Self {
         let half = config.head_dim / 2;
         let rows = if positions.chunks(seq).all(|row| row == &positions[..seq]) { 1 } else { batch };
-        let longest = positions.iter().max().map_or(0, |&p| p as usize + 1);
         let (rotation, scaling) = (config.rotation(), &config.rope_scaling);
         let frequencies = match scaling {
             Some(scaling) => scaling.frequencies(rotation, longest),

@@ -103,6 +103,8 @@ fn in_a_child(typed: &[String], batch: usize, folder: &Path) -> Result<Result<Va
 /// A few steps of this batch on the longest row, an evaluation on the longest of its own, a checkpoint and an adapter; what that took, as JSON.
 fn measure(config: SftConfig, batch: usize, signals: &Signals) -> Result<(), Failure> {
     join_pool(0)?;
+    // A packed row is as long as may be, whatever the examples are; those that are judged are never packed.
+    let fill = if config.packing { config.max_seq_length } else { 0 };
     let config = SftConfig {
         batch_size: batch,
         gradient_accumulation_steps: 1,
@@ -124,8 +126,8 @@ fn measure(config: SftConfig, batch: usize, signals: &Signals) -> Result<(), Fai
     let data = open_data(&config, &paths, &tokenizer, &template)?;
     let per = config.objective.sequences();
     let data = SftData {
-        train: longest(&data.train, batch * STEPS, per)?.into(),
-        valid: longest(&data.valid, batch, per)?.into(),
+        train: longest(&data.train, batch * STEPS, per, fill)?.into(),
+        valid: longest(&data.valid, batch, per, 0)?.into(),
         ..SftData::default()
     };
     let seq = data.train.lengths().max().unwrap_or(0);
@@ -170,12 +172,21 @@ fn peak(device: &Selected) -> Option<f64> {
     }
 }
 
-/// The longest example of `per` sequences, `count` times: with shorter ones beside it the steps that count would be of fewer tokens than are said.
-fn longest(examples: &Examples, count: usize, per: usize) -> Result<Vec<Encoded>, Failure> {
+/// The longest example of `per` sequences, `count` times: with shorter ones beside it the steps that count would be of fewer tokens than are said. Where it
+/// has less than `fill` tokens it begins anew behind itself.
+fn longest(examples: &Examples, count: usize, per: usize, fill: usize) -> Result<Vec<Encoded>, Failure> {
     let lengths: Vec<usize> = examples.lengths().collect();
     let longest = (0..lengths.len() / per).max_by_key(|&i| lengths[i * per..(i + 1) * per].iter().max());
     let Some(i) = longest else { return Ok(Vec::new()) };
-    let read = |place: usize| -> Result<Encoded, Failure> { Ok(examples.get(place).map_err(Fault::from)?.into_owned()) };
+    let read = |place: usize| -> Result<Encoded, Failure> {
+        let Encoded { ids, trained, cut } = examples.get(place).map_err(Fault::from)?.into_owned();
+        let tokens = ids.len().max(fill);
+        Ok(Encoded {
+            ids: ids.into_iter().cycle().take(tokens).collect(),
+            trained: trained.into_iter().cycle().take(tokens).collect(),
+            cut,
+        })
+    };
     let example = (i * per..(i + 1) * per).map(read).collect::<Result<Vec<_>, _>>()?;
     Ok(vec![example; count].concat())
 }
@@ -191,9 +202,14 @@ mod tests {
             lengths.iter().map(example).collect::<Vec<_>>().into()
         };
         let lengths = |examples: Vec<Encoded>| examples.iter().map(Encoded::len).collect::<Vec<_>>();
-        assert_eq!(lengths(longest(&of(&[8, 20, 9, 3]), 3, 1).unwrap()), [20; 3]);
+        assert_eq!(lengths(longest(&of(&[8, 20, 9, 3]), 3, 1, 0).unwrap()), [20; 3]);
+        // Of a packed run, whose rows others fill.
+        assert_eq!(lengths(longest(&of(&[8, 20, 9, 3]), 3, 1, 64).unwrap()), [64; 3]);
+        let row = Encoded { ids: vec![4, 5, 6], trained: vec![false, true, true], cut: 0 };
+        let twice = Encoded { ids: vec![4, 5, 6, 4, 5], trained: vec![false, true, true, false, true], cut: 0 };
+        assert_eq!(longest(&vec![row].into(), 1, 1, 5).unwrap(), [twice]);
         // Of pairs the one with the longest side, with its other side.
-        assert_eq!(lengths(longest(&of(&[8, 9, 4, 20, 19, 18]), 2, 2).unwrap()), [4, 20, 4, 20]);
-        assert!(longest(&Examples::default(), 3, 1).unwrap().is_empty());
+        assert_eq!(lengths(longest(&of(&[8, 9, 4, 20, 19, 18]), 2, 2, 0).unwrap()), [4, 20, 4, 20]);
+        assert!(longest(&Examples::default(), 3, 1, 64).unwrap().is_empty());
     }
 }

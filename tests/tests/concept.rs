@@ -253,8 +253,18 @@ fn a_stage_that_is_left_out_uses_what_is_there() {
     let (_, err) = chain("scored", &["--concept-skip", "eval,train,export"], 2);
     assert!(err.contains("runs/sft/looked/concept\", which is not taken over yet: name it again"), "{err}");
     std::fs::remove_dir_all(of("looked", "concept")).unwrap();
-    let (out, _) = chain("taken", &[&from[..], &["extract,score,eval,train,export"]].concat(), 0);
+    let again = [&from[..], &["extract,score,eval,train,export"]].concat();
+    let (out, _) = chain("taken", &again, 0);
     assert!(out.contains("the concept is taken out"), "{out}");
+
+    // With another guard it is another chain. What an older program began says nothing of that, and goes on.
+    std::fs::write(dir.path().join("sets/guard.txt"), "One. Two.\n").unwrap();
+    let (_, err) = chain("taken", &again, 2);
+    assert!(err.contains("was begun with markers_and_guard"), "{err}");
+    let mut begun: Value = serde_json::from_slice(&read("taken", "chain.json")).unwrap();
+    begun.as_object_mut().unwrap().remove("markers_and_guard").unwrap();
+    std::fs::write(of("taken", "chain.json"), begun.to_string()).unwrap();
+    chain("taken", &again, 0);
 }
 
 /// While a card trains, the concept is found, scored and judged on the processor: the same bits as where there is no card.

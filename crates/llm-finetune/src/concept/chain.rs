@@ -11,7 +11,7 @@ use bellows_chat::Template;
 use bellows_cli::{Failure, Keeping, Session, Signals, Usage, note, pick_device, say, yaml_layer};
 use bellows_device::{Selected, processor};
 use bellows_qwen::base::Base;
-use bellows_qwen::concept::files::{Found, read_json, read_scores, write_json, write_scores};
+use bellows_qwen::concept::files::{Found, digest_of_judges, read_json, read_scores, write_json, write_scores};
 use bellows_qwen::concept::judge::{Comparison, Verdict};
 use bellows_qwen::concept::stages::Stage;
 use bellows_qwen::config::SftConfig;
@@ -32,6 +32,8 @@ use crate::train::{data_paths, find_model, gguf, open_data, open_tokenizer, pick
 const CONCEPT: &str = "concept";
 /// The edited model.
 const EDITED: &str = "edited";
+/// What models are judged by, of which older programs remembered nothing.
+const JUDGES: &str = "markers_and_guard";
 /// Tokens of an answer that markers are looked for in.
 const ANSWER: usize = 32;
 
@@ -227,6 +229,7 @@ fn begin(dir: &Path, config: &SftConfig, prompts: &Prompts) -> Result<(), Failur
         ("model", json!(config.model)),
         ("concept", json!(config.concept)),
         ("prompts", json!(prompts.digest())),
+        (JUDGES, json!(digest_of_judges(&prompts.sets))),
         ("concept_layers", json!(config.concept_layers)),
         ("concept_strength", json!(config.concept_strength)),
         ("concept_norm_preserving", json!(config.concept_norm_preserving)),
@@ -247,7 +250,8 @@ fn begin(dir: &Path, config: &SftConfig, prompts: &Prompts) -> Result<(), Failur
         let why = format!("was begun with concept_from {from}, which is not taken over yet: name it again");
         return Err(Usage(format!("{} {why}", dir.display())).into());
     }
-    match own.iter().find(|(key, value)| begun.get(*key) != Some(value)) {
+    let known = |key: &str| key != JUDGES || begun.contains_key(key);
+    match own.iter().find(|(key, value)| known(key) && begun.get(*key) != Some(value)) {
         Some((key, value)) => {
             let was = begun.get(key).unwrap_or(&Value::Null);
             Err(Usage(format!("{} was begun with {key} {was} and not {value}: give this one another --name", dir.display())).into())

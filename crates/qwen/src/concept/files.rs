@@ -17,7 +17,7 @@ use super::direction::{Directions, Place, Separation};
 use super::edit::Ablation;
 use super::error::ConceptError;
 use super::picture;
-use super::prompts::EncodedSets;
+use super::prompts::{EncodedSets, PromptSets};
 use super::score::Scores;
 use crate::export::{write_file, write_transformers};
 use crate::hashes::hex;
@@ -138,6 +138,17 @@ pub fn digest(sets: &EncodedSets) -> String {
     for ids in sets.all() {
         hash.update((ids.len() as u64).to_le_bytes());
         ids.iter().for_each(|id| hash.update(id.to_le_bytes()));
+    }
+    hex(&hash.finalize())
+}
+
+/// SHA-256 of the markers and the guard's text, which answers and models are judged by.
+pub fn digest_of_judges(sets: &PromptSets) -> String {
+    let mut hash = Sha256::new();
+    hash.update((sets.markers.len() as u64).to_le_bytes());
+    for text in sets.markers.iter().chain(&sets.guard) {
+        hash.update((text.len() as u64).to_le_bytes());
+        hash.update(text.as_bytes());
     }
     hex(&hash.finalize())
 }

@@ -40,15 +40,15 @@ pub(crate) fn eval(args: &EvalArgs) -> Result<(), Failure> {
     let (template, options) = (pick_template(&config, shape.architecture, &tokenizer)?, config.encoding()?);
     let words = Words { tokenizer: &tokenizer, template: &template, config: &config, options: &options, asking: args.asking };
     let judge = Judge { shape: &shape, words };
-    let mut questions = Questions::default();
-    for path in &paths {
-        words.read(path, &mut questions)?;
+    let questions = words.read(&paths)?;
+    let left = &questions.left;
+    left.skipped().iter().for_each(|line| note(line));
+    let shortened = left.truncated + left.dropped - left.empty;
+    if shortened > 0 {
+        note(&format!("{shortened} rows are longer than max_seq_length {} and were cut or left out", config.max_seq_length));
     }
-    if questions.shortened > 0 {
-        note(&format!("{} rows are longer than max_seq_length {} and were cut or left out", questions.shortened, config.max_seq_length));
-    }
-    if questions.empty > 0 {
-        note(&format!("{} rows without a character of text were left out", questions.empty));
+    if left.empty > 0 {
+        note(&format!("{} rows without a character of text were left out", left.empty));
     }
     prove(&model, &shape, config.precision, &device)?;
     let score = |when: &str, model: &CausalLm| scored(&judge, when, model, &questions, &device, args.json);

@@ -96,19 +96,8 @@ impl Reading<'_> {
         for set in sets {
             for i in 0..set.len() {
                 read();
-                self.left.rows += 1;
-                let kept = match self.encoding.row(set, i) {
-                    Ok(outcome) => self.left.kept(outcome),
-                    // A file that cannot be read, or a table that is damaged, is no bad row.
-                    Err(error)
-                        if self.config.skip_bad_rows && !matches!(error.fault, Fault::Io(_) | Fault::Table { format: "Parquet", .. }) =>
-                    {
-                        self.left.bad += 1;
-                        self.left.reasons.extend((self.left.bad <= LISTED).then(|| error.to_string()));
-                        continue;
-                    }
-                    Err(error) => return Err(error),
-                };
+                let Some(outcome) = self.left.usable(self.encoding.row(set, i), self.config)? else { continue };
+                let kept = self.left.kept(outcome);
                 if learnt && self.config.deduplicate && !kept.is_empty() && !self.said.insert(digest(&kept)) {
                     self.left.duplicates += 1;
                     continue;
@@ -228,25 +217,46 @@ impl SftData {
         let (all, trained, valid) =
             (self.train.lengths().sum::<usize>(), self.train.targets().sum::<usize>(), self.valid.targets().sum::<usize>());
         let test = if self.test.is_empty() { String::new() } else { format!(", {} to test with", self.test.len() / per) };
-        let LeftOut { rows, truncated, dropped, duplicates, bad, reasons, .. } = &self.left;
+        let LeftOut { truncated, dropped, duplicates, .. } = &self.left;
         let twice = if *duplicates == 0 { String::new() } else { format!(", {duplicates} said before") };
         let mut lines = vec![format!(
             "{} {unit} to train on ({all} tokens, {trained} of them learnt), {} to judge by ({valid} learnt){test}; {truncated} truncated, {dropped} left out{twice}",
             self.train.len() / per,
             self.valid.len() / per,
         )];
-        if *bad > 0 {
-            lines.push(format!("warning: {bad} of {rows} rows cannot be used and are left out:"));
-            lines.extend(reasons.iter().map(|reason| format!("  {reason}")));
-            lines.extend((*bad > LISTED).then(|| format!("  and {} more", bad - LISTED)));
-        }
+        lines.extend(self.left.skipped());
         lines
     }
 }
 
 impl LeftOut {
+    /// What came of reading a row. With `skip_bad_rows` it is None of one that cannot be used, which is counted.
+    pub(crate) fn usable<T>(&mut self, row: Result<T, ChatError>, config: &SftConfig) -> Result<Option<T>, ChatError> {
+        self.rows += 1;
+        match row {
+            // A file that cannot be read, or a table that is damaged, is no bad row.
+            Err(error) if config.skip_bad_rows && !matches!(error.fault, Fault::Io(_) | Fault::Table { format: "Parquet", .. }) => {
+                self.bad += 1;
+                self.reasons.extend((self.bad <= LISTED).then(|| error.to_string()));
+                Ok(None)
+            }
+            row => row.map(Some),
+        }
+    }
+
+    /// The rows that cannot be used, one line each up to [`LISTED`].
+    pub fn skipped(&self) -> Vec<String> {
+        if self.bad == 0 {
+            return Vec::new();
+        }
+        let mut lines = vec![format!("warning: {} of {} rows cannot be used and are left out:", self.bad, self.rows)];
+        lines.extend(self.reasons.iter().map(|reason| format!("  {reason}")));
+        lines.extend((self.bad > LISTED).then(|| format!("  and {} more", self.bad - LISTED)));
+        lines
+    }
+
     /// What is left of an example; counts what is not.
-    fn kept(&mut self, outcome: Outcome) -> Vec<Encoded> {
+    pub(crate) fn kept(&mut self, outcome: Outcome) -> Vec<Encoded> {
         match outcome {
             Outcome::Kept(kept) => {
                 self.truncated += usize::from(kept.iter().any(|e| e.cut > 0));
@@ -262,7 +272,7 @@ impl LeftOut {
     }
 
     /// That no more rows are skipped than accidents explain: of more than one in a hundred, something is wrong with all of them.
-    fn check(&self) -> Result<(), ChatError> {
+    pub(crate) fn check(&self) -> Result<(), ChatError> {
         let Some(first) = self.reasons.first().filter(|_| self.bad * 100 > self.rows) else { return Ok(()) };
         Err(Fault::TooManyBad { bad: self.bad, rows: self.rows, first: first.clone() }.into())
     }

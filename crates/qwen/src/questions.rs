@@ -1,14 +1,15 @@
 //! The rows of a file as questions to a model: texts and chats to take the loss of, answers to compare, choices to weigh.
 
-use std::path::Path;
+use std::path::PathBuf;
 
 use bellows_chat::{
-    ChatError, Conversation, Dataset, Dropped, EncodeOptions, Encoded, Fault, Message, Outcome, Place, RenderOptions, Role, Splits,
-    Template, Tokenizer, encode, encode_prompt,
+    ChatError, Conversation, Dataset, EncodeOptions, Encoded, Fault, Message, Place, RenderOptions, Role, Splits, Template, Tokenizer,
+    encode, encode_prompt,
 };
 use serde_json::{Map, Value};
 
 use crate::config::SftConfig;
+use crate::data::LeftOut;
 
 /// How rows are put to a model.
 #[derive(Clone, Copy, Debug)]
@@ -30,10 +31,8 @@ pub struct Questions {
     pub(crate) texts: Vec<Encoded>,
     pub(crate) exact: Vec<Exact>,
     pub(crate) choices: Vec<Choice>,
-    /// Rows that were cut, or left out because nothing to judge was left of them.
-    pub shortened: usize,
-    /// Rows that were left out for being text without a character.
-    pub empty: usize,
+    /// What was left out, and what was cut.
+    pub left: LeftOut,
 }
 
 #[derive(Debug)]
@@ -66,16 +65,24 @@ pub struct Words<'a> {
 }
 
 impl Words<'_> {
-    /// Adds the rows of a file to `questions`, or of a folder those to judge by ([`Splits::judged`]): `{prompt, choices, answer}` are multiple choice,
-    /// `{prompt, answer}` exact match, all others texts or chats to take the loss of.
+    /// The rows of files, and of folders those to judge by ([`Splits::judged`]): `{prompt, choices, answer}` are multiple choice, `{prompt, answer}` exact
+    /// match, all others texts or chats to take the loss of.
     ///
     /// # Errors
-    /// The first row that cannot be used, with file and line.
-    pub fn read(&self, path: &Path, questions: &mut Questions) -> Result<(), ChatError> {
-        let splits = Splits::open(path, &self.config.reading())?;
-        let rows = splits.judged().iter().flat_map(|set| (0..set.len()).map(move |row| (set, row)));
+    /// The first row that cannot be used, with file and line; with `skip_bad_rows` more than 1 % of them.
+    pub fn read(&self, paths: &[PathBuf]) -> Result<Questions, ChatError> {
         let limit = if self.asking.limit == 0 { usize::MAX } else { self.asking.limit };
-        rows.take(limit).try_for_each(|(set, row)| self.row(set, row, questions))
+        let mut questions = Questions::default();
+        for path in paths {
+            let splits = Splits::open(path, &self.config.reading())?;
+            let rows = splits.judged().iter().flat_map(|set| (0..set.len()).map(move |row| (set, row)));
+            for (set, row) in rows.take(limit) {
+                let asked = self.row(set, row, &mut questions);
+                questions.left.usable(asked, self.config)?;
+            }
+        }
+        questions.left.check()?;
+        Ok(questions)
     }
 
     fn row(&self, set: &Dataset, i: usize, questions: &mut Questions) -> Result<(), ChatError> {
@@ -86,14 +93,10 @@ impl Words<'_> {
                 let answer = text_of(&row, "answer").map_err(here)?.trim().to_owned();
                 questions.exact.push(Exact { prompt: self.prompt(&row).map_err(here)?, answer });
             }
-            _ => match encode(&set.get(i)?, self.tokenizer, self.template, self.options).map_err(here)? {
-                Outcome::Kept(kept) => {
-                    questions.shortened += usize::from(kept.iter().any(|example| example.cut > 0));
-                    questions.texts.extend(kept);
-                }
-                Outcome::Dropped(Dropped::Empty) => questions.empty += 1,
-                Outcome::Dropped(_) => questions.shortened += 1,
-            },
+            _ => {
+                let outcome = encode(&set.get(i)?, self.tokenizer, self.template, self.options).map_err(here)?;
+                questions.texts.extend(questions.left.kept(outcome));
+            }
         }
         Ok(())
     }

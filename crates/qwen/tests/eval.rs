@@ -58,17 +58,22 @@ fn score(rows: &[Value], model: &CausalLm, shape: &ModelConfig, limit: usize) ->
 }
 
 fn score_file(name: &str, text: &str, model: &CausalLm, shape: &ModelConfig, limit: usize) -> Result<Scores, String> {
+    let config = SftConfig { batch_size: 2, pad_to_multiple_of: 8, ..SftConfig::default() };
+    asked(name, text, &config, limit, |words, questions| {
+        Judge { shape, words }.score(model, questions, &Device::flex(), &mut |_, _| {}).map_err(|e| e.to_string())
+    })?
+}
+
+/// What `of` makes of the questions of a file.
+fn asked<T>(name: &str, text: &str, config: &SftConfig, limit: usize, of: impl FnOnce(Words<'_>, &Questions) -> T) -> Result<T, String> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join(name);
     std::fs::write(&path, text).unwrap();
-    let config = SftConfig { batch_size: 2, pad_to_multiple_of: 8, ..SftConfig::default() };
     let (tokenizer, options) = (tokenizer(), config.encoding().unwrap());
     let asking = Asking { raw: true, thinking: false, max_new_tokens: 4, limit };
-    let words = Words { tokenizer: &tokenizer, template: &Template::ChatMl, config: &config, options: &options, asking };
-    let judge = Judge { shape, words };
-    let mut questions = Questions::default();
-    words.read(&path, &mut questions).map_err(|e| e.to_string())?;
-    judge.score(model, &questions, &Device::flex(), &mut |_, _| {}).map_err(|e| e.to_string())
+    let words = Words { tokenizer: &tokenizer, template: &Template::ChatMl, config, options: &options, asking };
+    let questions = words.read(&[path]).map_err(|e| e.to_string())?;
+    Ok(of(words, &questions))
 }
 
 #[test]
@@ -155,4 +160,13 @@ fn rows_that_cannot_be_asked_are_named() {
         let error = score(&[json!({ "text": "A" }), row], &model, &shape, 0).unwrap_err();
         assert!(error.contains(part), "{error}");
     }
+    // Or left out and counted, as far as they are accidents.
+    let skipped = |rows: usize| {
+        let text = "{\"text\": \"A\"}\n".to_owned() + "{\"prompt\": \"A\", \"answer\": 7}\n" + &"{\"text\": \"A\"}\n".repeat(rows - 2);
+        let config = SftConfig { skip_bad_rows: true, ..SftConfig::default() };
+        asked("rows.jsonl", &text, &config, 0, |_, questions| questions.left.skipped())
+    };
+    let lines = skipped(100).unwrap();
+    assert!(lines.len() == 2 && lines[0].contains("1 of 100 rows") && lines[1].contains(":2: `answer` is 7"), "{lines:?}");
+    assert!(skipped(99).unwrap_err().contains("1 of 99 rows cannot be used"));
 }

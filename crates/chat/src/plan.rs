@@ -36,14 +36,14 @@ pub fn plan(lengths: &[usize], rows: usize, mode: Mode, draw: impl Fn(u64) -> u6
             for stretch in order.chunks_mut(rows.saturating_mul(STRETCH)) {
                 stretch.sort_by_key(|&index| std::cmp::Reverse(lengths[index]));
             }
-            let batches = batches(order.into_iter().map(|index| vec![index]).collect(), rows);
+            let mut batches = batches(order.into_iter().map(|index| vec![index]).collect(), rows);
             let places = shuffled(batches.len(), |index| draw(count + index));
-            places.into_iter().map(|place| batches[place].clone()).collect()
+            places.into_iter().map(|place| std::mem::take(&mut batches[place])).collect()
         }
         Mode::Pack { capacity } => {
-            let bins = pack(lengths, &order, capacity);
+            let mut bins = pack(lengths, &order, capacity);
             let places = shuffled(bins.len(), |index| draw(count + index));
-            batches(places.into_iter().map(|place| bins[place].clone()).collect(), rows)
+            batches(places.into_iter().map(|place| std::mem::take(&mut bins[place])).collect(), rows)
         }
     }
 }
@@ -74,7 +74,9 @@ fn shuffled(count: usize, draw: impl Fn(u64) -> u64) -> Vec<usize> {
 }
 
 fn batches(all: Vec<Vec<usize>>, rows: usize) -> Vec<MicroBatch> {
-    all.chunks(rows).map(<[Vec<usize>]>::to_vec).collect()
+    let count = all.len().div_ceil(rows);
+    let mut all = all.into_iter();
+    (0..count).map(|_| all.by_ref().take(rows).collect()).collect()
 }
 
 /// Best-fit decreasing: the longest example first, each into the fullest bin that still has room. Never worse than 11/9 of the fewest bins

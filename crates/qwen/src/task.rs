@@ -47,12 +47,39 @@ pub struct SftBatch {
 /// The micro-batches of an epoch.
 struct Epoch {
     number: usize,
-    /// Examples of each row, those of the first micro-batch first.
-    rows: Vec<Vec<usize>>,
+    /// Examples, row by row, those of the first micro-batch first. (A list of its own for every row would take three times the memory.)
+    examples: Vec<usize>,
+    /// Where in `examples` each row begins, and the end.
+    rows: Vec<usize>,
     /// Tokens of each row.
     tokens: Vec<usize>,
-    /// Where in `rows` each micro-batch begins, and the end.
+    /// The first row of each micro-batch, and the end.
     starts: Vec<usize>,
+}
+
+impl Epoch {
+    fn new(number: usize, batches: &[plan::MicroBatch], lengths: &[usize]) -> Self {
+        let count: usize = batches.iter().map(Vec::len).sum();
+        let (examples, tokens) = (Vec::with_capacity(lengths.len()), Vec::with_capacity(count));
+        let (mut rows, mut starts) = (Vec::with_capacity(count + 1), Vec::with_capacity(batches.len() + 1));
+        rows.push(0);
+        starts.push(0);
+        let mut epoch = Self { number, examples, rows, tokens, starts };
+        for batch in batches {
+            for row in batch {
+                epoch.examples.extend(row);
+                epoch.rows.push(epoch.examples.len());
+                epoch.tokens.push(row.iter().map(|&example| lengths[example]).sum());
+            }
+            epoch.starts.push(epoch.tokens.len());
+        }
+        epoch
+    }
+
+    /// The examples of a row.
+    fn row(&self, row: usize) -> &[usize] {
+        &self.examples[self.rows[row]..self.rows[row + 1]]
+    }
 }
 
 /// Fine-tuning: settings, the model's shape, examples.
@@ -121,14 +148,7 @@ impl SftTask {
                 if draw.epoch == 0 {
                     plan::longest_first(&mut batches, &lengths);
                 }
-                let starts = std::iter::once(0).chain(batches.iter().scan(0, |end, batch| {
-                    *end += batch.len();
-                    Some(*end)
-                }));
-                let (number, starts) = (draw.epoch, starts.collect());
-                let rows: Vec<Vec<usize>> = batches.into_iter().flatten().collect();
-                let tokens = rows.iter().map(|row| row.iter().map(|&example| lengths[example]).sum()).collect();
-                let epoch = Arc::new(Epoch { number, rows, tokens, starts });
+                let epoch = Arc::new(Epoch::new(draw.epoch, &batches, &lengths));
                 *plan = Some(Arc::clone(&epoch));
                 epoch
             }
@@ -314,7 +334,7 @@ impl Task for SftTask {
         let per = self.config.objective.sequences();
         // The two sequences of a pair are rows one below the other.
         let read = |(row, side): (usize, usize)| {
-            epoch.rows[row].iter().map(|&example| self.train.get(per * example + side)).collect::<Result<Vec<_>, _>>()
+            epoch.row(row).iter().map(|&example| self.train.get(per * example + side)).collect::<Result<Vec<_>, _>>()
         };
         let sides = indices.iter().flat_map(|&row| (0..per).map(move |side| (row, side)));
         let kept = sides.map(read).collect::<Result<Vec<_>, _>>()?;
@@ -477,6 +497,23 @@ mod tests {
         let class = |rows: &[usize]| task.size_class(draw, rows);
         assert_eq!([600, 70, 7, 40].map(|tokens| class(&[place(tokens)])), [10, 7, 4, 6]);
         assert_eq!(class(&[place(7), place(70)]), 7);
+    }
+
+    #[test]
+    fn an_epoch_has_the_rows_of_its_plan() {
+        let lengths = [600, 70, 7, 40, 33];
+        let examples = lengths.map(|n| Encoded { ids: vec![1; n], trained: vec![true; n], cut: 0 }).to_vec();
+        let model = ModelConfig::from_json(include_str!("../tests/golden/qwen2/model/config.json")).unwrap();
+        let config = SftConfig { batch_size: 2, packing: true, max_seq_length: 110, ..SftConfig::default() };
+        let mode = config.batching();
+        let task = SftTask::new(config, LoraConfig::default(), model, examples, Vec::new(), 0);
+        let draw = Draw { seed: 3, epoch: 1, epochs: 2, step: 0, first: 0 };
+        let planned = plan::plan(&lengths, 2, mode, |i| Rng::new(3, "order", 1, i).bits());
+        let epoch = task.epoch(draw);
+        let batch = |ends: &[usize]| (ends[0]..ends[1]).map(|row| epoch.row(row).to_vec()).collect::<Vec<_>>();
+        assert_eq!(epoch.starts.windows(2).map(batch).collect::<Vec<_>>(), planned);
+        let tokens = planned.iter().flatten().map(|row| row.iter().map(|&example| lengths[example]).sum::<usize>());
+        assert!(epoch.tokens.iter().copied().eq(tokens) && epoch.tokens.contains(&600) && epoch.tokens.len() == 3, "{:?}", epoch.tokens);
     }
 
     #[test]

@@ -277,6 +277,15 @@ impl FilmWriter {
     }
 }
 
+/// One that is left before it is finished is ended too: without what `ffmpeg` writes last, nothing of the file can be played.
+impl Drop for FilmWriter {
+    fn drop(&mut self) {
+        self.pipe = None;
+        // Why it is left has been told already, and is what matters.
+        self.program.end().ok();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -326,6 +335,21 @@ mod tests {
         std::fs::write(&path, b"not a film").unwrap();
         let refusal = Film::open(&Input::Film(path)).err().map(|e| e.to_string()).unwrap_or_default();
         assert!(refusal.contains("a film.mp4"), "{refusal}");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_film_that_is_left_is_ended() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("film");
+        let mut command = Command::new("sh");
+        command.args(["-c", "cat > \"$0\"; echo end >> \"$0\""]).arg(&path).stdin(Stdio::piped());
+        let mut program = Program::start(&mut command, "film").unwrap();
+        let pipe = program.child.stdin.take();
+        let mut writer = FilmWriter { program, pipe, size: (1, 1) };
+        writer.write(&RgbImage::from_pixel(1, 1, image::Rgb(*b"abc"))).unwrap();
+        drop(writer);
+        assert_eq!(std::fs::read_to_string(path).unwrap(), "abcend\n");
     }
 
     /// What stands in the middle of each frame of a film that holds these bytes; none without `ffmpeg`.

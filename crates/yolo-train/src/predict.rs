@@ -184,6 +184,9 @@ fn walk(
         let writer = scope.spawn(move || {
             for seen in seen {
                 results.take(seen)?;
+                if results.are_unwanted() {
+                    break;
+                }
             }
             Ok::<_, Failure>(results)
         });

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use bellows_cli::{Context, Exit, Failure, Usage, note, say};
+use bellows_cli::{Context, Exit, Failure, Usage, note, reader_has_gone, say};
 use bellows_yolo::boxes::Detection;
 use bellows_yolo::plots::{Annotator, GridBox, Ink, encode};
 use bellows_yolo::predict::output::{FreshNames, crop, folder, json_line, label_lines, sentence};
@@ -81,6 +81,11 @@ impl Results {
                 self.write(&shot, &found)
             }
         }
+    }
+
+    /// Nobody would have anything of the next one: lines are all there is of it, and their reader has gone.
+    pub(crate) fn are_unwanted(&self) -> bool {
+        self.wanted.folder.is_none() && reader_has_gone()
     }
 
     fn tell(&self, shot: &Shot, found: &[Detection], milliseconds: f64) {

@@ -252,7 +252,9 @@ impl Training {
         }
         self.keep(Verdict::new(&validation, &self.names).files());
         if self.config.save_json {
-            let json = serde_json::to_vec(&Predictions { set: &set, validation: &validation, single_cls: self.config.single_cls });
+            let predictions = Predictions { set: &set, validation: &validation, single_cls: self.config.single_cls };
+            predictions.shared_ids().iter().for_each(|line| tracing::warn!("{line}"));
+            let json = serde_json::to_vec(&predictions);
             self.keep(json.map(|bytes| vec![RunFile { path: "predictions.json".into(), bytes }]));
         }
         if self.config.plots {

@@ -1,7 +1,7 @@
 //! A trained detector in a user's hands: `val` and `predict` as commands, and what they answer to things that are wrong.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -107,6 +107,16 @@ fn predict_keeps_the_order_and_names_what_it_skips() {
     assert!(again.status.success());
     assert_eq!(String::from_utf8(again.stdout).unwrap(), out);
     assert!(!dir.path().join("runs/detect/predict2").exists());
+    // A reader that has enough ends it, however much there is to look at.
+    std::fs::write(dir.path().join("many.txt"), format!("{}\n", list[0]).repeat(300)).unwrap();
+    let mut piped = yolo_train(dir.path(), &look(&["--source", "many.txt", "--json", "--save", "false"]));
+    let mut child = piped.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let ended = child.wait_with_output().unwrap();
+    let told = String::from_utf8(ended.stderr).unwrap();
+    assert!(ended.status.success() && line.ends_with("}\n"), "{line}{told}");
+    assert!(told.contains(" images in ") && !told.contains("300 images in "), "{told}");
     let (out, _) = expect_code(&mut yolo_train(dir.path(), &look(&["--source", "tiny/images/val", "--tile", "48", "--save", "false"])), 0);
     assert!(out.contains("image 1/4") && out.contains("4 images in"), "{out}");
 }

@@ -39,7 +39,7 @@ pub use flags::{count, detach, doctor, flag, flag_values, matches, option, resum
 pub use launches::say_launches;
 pub use layers::{Resumed, resumed, yaml_layer, yaml_text};
 pub use orders::obey;
-pub use output::print;
+pub use output::{print, reader_has_gone};
 pub use ranks::{local_rank, placed, ranks_of};
 pub use scratch::scratch;
 pub use session::{Keeping, Run, Session};

@@ -10,6 +10,8 @@ use crate::{Context, Failure};
 
 /// Why stdout did not take something, where that is not its reader's wish.
 static LOST: OnceLock<Error> = OnceLock::new();
+/// Whether its reader has gone.
+static GONE: AtomicBool = AtomicBool::new(false);
 /// Whether what is printed stands in a run's files, too.
 static RECORDED: AtomicBool = AtomicBool::new(false);
 
@@ -24,9 +26,16 @@ pub fn print(text: &str) {
 /// A reader that has gone, as `head` does, has what it wanted.
 fn lose(error: Error) {
     tracing::debug!("stdout: {error}");
-    if error.kind() != ErrorKind::BrokenPipe {
+    if error.kind() == ErrorKind::BrokenPipe {
+        GONE.store(true, Ordering::Relaxed);
+    } else {
         LOST.get_or_init(|| error);
     }
+}
+
+/// Whether the reader of stdout has gone. Who makes nothing but lines, of a source that may never end, is done then.
+pub fn reader_has_gone() -> bool {
+    GONE.load(Ordering::Relaxed)
 }
 
 /// From here on lines are news of work whose result is files: the loss of one is no error.
@@ -51,8 +60,9 @@ mod tests {
 
     #[test]
     fn a_result_that_is_lost_is_an_error_and_a_reader_that_has_gone_is_none() {
+        assert!(!reader_has_gone());
         lose(ErrorKind::BrokenPipe.into());
-        assert!(end().is_ok());
+        assert!(end().is_ok() && reader_has_gone());
         lose(Error::other("the disk is full"));
         lose(Error::other("the disk is full again"));
         let failure = end().unwrap_err();

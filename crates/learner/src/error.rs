@@ -108,11 +108,26 @@ pub enum LearnError {
 }
 
 impl LearnError {
-    /// Wraps a task's failure with what was being done.
+    /// Wraps a task's failure with what was being done. One that is told in these words already, as a lost device, stays what it is.
     pub fn task(what: impl Into<String>) -> impl FnOnce(TaskError) -> Self {
         let what = what.into();
-        move |source| Self::Task { what, source }
+        move |source| source.downcast::<Self>().map_or_else(|source| Self::Task { what, source }, |own| *own)
     }
+
+    /// The device cannot hand back `what`, with all that it says of it: the cause may be that its memory ran out.
+    pub fn unread(what: &str, error: &dyn std::error::Error) -> Self {
+        Self::Device(format!("reading {what}: {}", in_words(error)))
+    }
+}
+
+/// An error and its causes, in one line.
+pub(crate) fn in_words(error: &dyn std::error::Error) -> String {
+    let (mut words, mut next) = (error.to_string(), error.source());
+    while let Some(cause) = next {
+        words = format!("{words}: {cause}");
+        next = cause.source();
+    }
+    words
 }
 
 /// What a task's own code fails at has happened while running, whatever it is.
@@ -128,5 +143,20 @@ impl Coded for LearnError {
             Self::Lost { .. } | Self::Device(_) => Exit::Device,
             Self::Task { .. } | Self::Save(_) | Self::Rank { .. } | Self::OutOfMemory { .. } | Self::NotFinite { .. } => Exit::Failed,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_that_fails_in_an_evaluation_is_one_that_fails() {
+        let cause = LearnError::Save("out of memory".into());
+        let error = LearnError::task("evaluation")(LearnError::unread("the loss", &cause).into());
+        let told = "the device failed: reading the loss: the first checkpoint could not be saved: out of memory";
+        assert_eq!((error.to_string().as_str(), error.exit()), (told, Exit::Device));
+        let other = LearnError::task("evaluation")("a file is torn".into());
+        assert_eq!((other.to_string().as_str(), other.exit()), ("evaluation", Exit::Failed));
     }
 }

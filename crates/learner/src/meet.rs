@@ -9,14 +9,14 @@ use burn::tensor::{Device, Tensor, TensorData};
 use serde::{Deserialize, Serialize};
 
 use crate::arenas::Arenas;
-use crate::error::LearnError;
+use crate::error::{LearnError, in_words};
 use crate::grads::{GradBuffer, read};
 use crate::layout::Layout;
 use crate::overlap::{Buckets, summed};
 use crate::ranks::Ranks;
 use crate::shortage::{Failure, Shortage, attempt};
 use crate::task::StepOutput;
-use crate::wire::{in_words, tell};
+use crate::wire::tell;
 
 /// What the parts of a batch have made on this rank.
 pub(crate) struct Made<O> {

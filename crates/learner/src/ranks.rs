@@ -16,11 +16,11 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::error::{LearnError, TaskError};
+use crate::error::{LearnError, TaskError, in_words};
 use crate::identity::unlike;
 use crate::phase::{Limits, Pace, Phase};
 use crate::task::Unreadable;
-use crate::wire::{in_words, pack, tell, unpack};
+use crate::wire::{pack, tell, unpack};
 
 /// Most bytes of a checkpoint that travel at a time: a part of an exchange has a greatest length, and is a copy.
 const PIECE: usize = 1 << 24;

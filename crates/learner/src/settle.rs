@@ -2,11 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::LearnError;
+use crate::error::{LearnError, in_words};
 use crate::shared::{Elsewhere, Shared};
 use crate::shortage::{Failure, Shortage};
 use crate::task::{Evaluation, Interrupted};
-use crate::wire::{in_words, tell};
+use crate::wire::tell;
 
 /// What became of an evaluation on one rank.
 #[derive(Serialize, Deserialize)]

@@ -1,7 +1,5 @@
 //! What ranks tell each other, as bytes: MessagePack, which has every float as it is.
 
-use std::error::Error;
-
 use bellows_ranks::Exchange;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -19,16 +17,6 @@ pub(crate) fn tell<T: Serialize + DeserializeOwned>(others: &dyn Exchange, mine:
 
 pub(crate) fn pack<T: Serialize>(value: &T) -> Result<Vec<u8>, LearnError> {
     rmp_serde::to_vec_named(value).map_err(|e| LearnError::Config(format!("what ranks tell each other cannot be written: {e}")))
-}
-
-/// An error and its causes, in one line.
-pub(crate) fn in_words(error: &dyn Error) -> String {
-    let (mut words, mut next) = (error.to_string(), error.source());
-    while let Some(cause) = next {
-        words = format!("{words}: {cause}");
-        next = cause.source();
-    }
-    words
 }
 
 /// What `rank` has said.

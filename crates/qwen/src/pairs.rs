@@ -3,7 +3,7 @@
 
 use bellows_chat::Batch;
 use bellows_kernels::{Precision, linear};
-use bellows_learner::{ParamGrads, Stopwatch, TaskError};
+use bellows_learner::{LearnError, ParamGrads, Stopwatch, TaskError};
 use burn::tensor::activation::log_softmax;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
@@ -53,7 +53,7 @@ impl PairBatch {
     /// A device that cannot hand the losses back.
     pub fn judge(&self, model: &CausalLm, loss: &PairLoss) -> Result<[f64; 3], TaskError> {
         let reference = self.reference(model, loss);
-        let losses = self.data.losses(model).try_into_vec_as::<f32>()?;
+        let losses = self.data.losses(model).try_into_vec_as::<f32>().map_err(|error| LearnError::unread("the losses", &error))?;
         Ok(totals(&values(loss, &self.places.log_p(&losses), reference.as_deref())))
     }
 

@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use bellows_chat::plan;
 use bellows_chat::{Batch, Encoded, IGNORE};
 use bellows_kernels::{Precision, linear};
-use bellows_learner::{Draw, EvalContext, Evaluation, Group, Interrupted, Layout, Rng, Role, StepOutput, Stopwatch, Task, TaskError};
+use bellows_learner::{
+    Draw, EvalContext, Evaluation, Group, Interrupted, Layout, LearnError, Rng, Role, StepOutput, Stopwatch, Task, TaskError,
+};
 use burn::data::dataset::Dataset;
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor, TensorData};
@@ -233,7 +235,8 @@ impl SftTask {
             let rows: Vec<Vec<&Encoded>> = kept.iter().map(|example| vec![example.as_ref()]).collect();
             let batch = Batch::new(&rows, self.pad, self.config.pad_to_multiple_of);
             let data = upload(&batch, &self.model, self.config.precision(), context.device);
-            judged.push((i, (f64::from(data.total_loss(model).try_into_vec_as::<f32>()?[0]), batch.targets())));
+            let loss = data.total_loss(model).try_into_vec_as::<f32>().map_err(|error| LearnError::unread("the loss", &error))?;
+            judged.push((i, (f64::from(loss[0]), batch.targets())));
             (context.progress)((i * self.config.batch_size + chunk.len()).min(order.len()), order.len());
         }
         let add = |(sum, tokens), (of_batch, its_tokens): (f64, usize)| (sum + of_batch, tokens + its_tokens);

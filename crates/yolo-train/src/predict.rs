@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Instant;
 
-use bellows_cli::{Context, Exit, Failure, Signals, Usage, join_pool, option, switch, text};
+use bellows_cli::{Failure, Signals, Usage, join_pool, option, switch, text};
 use bellows_runs::results_dir;
 use bellows_yolo::WeightFile;
 use bellows_yolo::config::TrainConfig;
@@ -184,6 +184,9 @@ fn walk(
         let writer = scope.spawn(move || {
             for seen in seen {
                 results.take(seen)?;
+                if results.are_unwanted() {
+                    break;
+                }
             }
             Ok::<_, Failure>(results)
         });
@@ -213,7 +216,7 @@ fn compute(predictor: &Predictor, shots: &Receiver<Seen>, to: &SyncSender<Seen>,
         let looked = Instant::now();
         let frames: Vec<&Frame> =
             waiting.iter().filter_map(|seen| if let Seen::Shot(shot, ..) = seen { Some(shot.input()) } else { None }).collect();
-        let found = predictor.predict(&frames).context(Exit::Failed, "looking at an image")?;
+        let found = predictor.predict(&frames)?;
         let each = looked.elapsed().as_secs_f64() * 1e3 / frames.len().max(1) as f64;
         let mut found = found.into_iter();
         for seen in waiting.drain(..) {

@@ -1,8 +1,9 @@
 //! What `predict` leaves: lines, label files, crops, images and films with boxes drawn.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use bellows_cli::{Context, Exit, Failure, Usage, note, say};
+use bellows_cli::{Context, Exit, Failure, Usage, note, reader_has_gone, say};
 use bellows_yolo::boxes::Detection;
 use bellows_yolo::plots::{Annotator, GridBox, Ink, encode};
 use bellows_yolo::predict::output::{FreshNames, crop, folder, json_line, label_lines, sentence};
@@ -83,6 +84,11 @@ impl Results {
         }
     }
 
+    /// Nobody would have anything of the next one: lines are all there is of it, and their reader has gone.
+    pub(crate) fn are_unwanted(&self) -> bool {
+        self.wanted.folder.is_none() && reader_has_gone()
+    }
+
     fn tell(&self, shot: &Shot, found: &[Detection], milliseconds: f64) {
         let frame = shot.film.as_ref().map(|(number, _)| *number);
         if self.wanted.json {
@@ -110,11 +116,14 @@ impl Results {
                 (stem, named)
             }
         };
+        let label = |name: &Path| root.join("labels").join(name).with_added_extension("txt");
         if self.wanted.labels && !found.is_empty() {
             let lines = label_lines(found, shot.frame.size(), self.wanted.confidences);
             let name = self.fresh_labels.fresh(&named);
-            save(&root.join("labels").join(name).with_added_extension("txt"), lines.as_bytes())?;
+            save(&label(&name), lines.as_bytes())?;
             self.labels += 1;
+        } else if self.wanted.labels && !self.fresh_labels.contains(&named) {
+            remove(&label(Path::new(&named)))?;
         }
         if self.wanted.crops {
             for detection in found {
@@ -205,6 +214,14 @@ fn save(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
     std::fs::create_dir_all(folder).and_then(|()| std::fs::write(path, bytes)).context(Exit::Failed, path.display())
 }
 
+/// What a run before this one has found in the same folder is not to be taken for what this one has.
+fn remove(path: &Path) -> Result<(), Failure> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(error).context(Exit::Failed, path.display()),
+        _ => Ok(()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use bellows_yolo::data::Frame;
@@ -214,8 +231,7 @@ mod tests {
     #[test]
     fn what_has_one_name_keeps_its_own_files() {
         let dir = tempfile::tempdir().unwrap();
-        let ink = Ink::default();
-        let wanted = Wanted {
+        let wanted = || Wanted {
             folder: Some(dir.path().into()),
             images: false,
             frames: false,
@@ -223,9 +239,9 @@ mod tests {
             confidences: false,
             crops: true,
             json: true,
-            ink,
+            ink: Ink::default(),
         };
-        let mut results = Results::new(wanted, 3, vec!["car".into()]);
+        let mut results = Results::new(wanted(), 3, vec!["car".into()]);
         let found = |class| vec![Detection { xyxy: [1.0, 1.0, 9.0, 9.0], score: 0.5, class }];
         let shot = |input, stem: &str, film: Option<u64>| {
             let (stem, film) = (stem.to_string(), film.map(|number| (number, "25".to_string())));
@@ -244,5 +260,15 @@ mod tests {
         for crop in ["car/clip_1", "class_1/clip_2", "class_2/clip_2_1", "class_3/clip_1"] {
             assert!(dir.path().join(format!("crops/{crop}.jpg")).is_file(), "{crop}");
         }
+        // The next run in this folder finds nothing in the two images, of which one is called as a frame that it has found something in.
+        let mut again = Results::new(wanted(), 3, vec!["car".into()]);
+        for (found, (input, stem, film)) in
+            [(Vec::new(), (0, "clip_1_2", None)), (found(0), (1, "clip", Some(0))), (Vec::new(), (2, "clip_1", None))]
+        {
+            again.take(Seen::Shot(shot(input, stem, film), found, 1.0)).unwrap();
+        }
+        again.end(1.0).unwrap();
+        let is_left = |name: &str| dir.path().join(format!("labels/{name}.txt")).is_file();
+        assert_eq!(["clip_1", "clip_2", "clip_1_2"].map(is_left), [true, true, false]);
     }
 }

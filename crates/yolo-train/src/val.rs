@@ -156,6 +156,7 @@ pub(crate) fn run(matches: &ArgMatches, _: &Signals) -> Result<(), Failure> {
     keep(&folder, &verdict.files().map_err(TrainError::Validation)?)?;
     if config.save_json {
         let predictions = Predictions { set: &data.set, validation: &validation, single_cls: config.single_cls };
+        predictions.shared_ids().iter().for_each(|line| note(line));
         let path = folder.join("predictions.json");
         write_atomic_with(&path, |out| Ok(serde_json::to_writer(out, &predictions)?)).context(Exit::Failed, path.display())?;
     }

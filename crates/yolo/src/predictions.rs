@@ -1,5 +1,7 @@
 //! Detections as COCO's results format (`predictions.json`), which pycocotools and its kin read.
 
+use std::collections::HashSet;
+
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 
@@ -15,6 +17,27 @@ pub struct Predictions<'a> {
     pub validation: &'a Validation,
     /// Whether all classes were one.
     pub single_cls: bool,
+}
+
+impl Predictions<'_> {
+    /// What there is to say of images that have one id, as those of two folders with one name: whoever reads the list takes them for one.
+    pub fn shared_ids(&self) -> Option<String> {
+        let Self { set, validation: Validation { kept, .. }, .. } = self;
+        let id = |kept: &Kept| set.ids().image(kept.index).unwrap_or_else(|| of_name(&kept.name)).to_string();
+        let mut seen = HashSet::new();
+        let again: Vec<String> = kept.iter().map(id).filter(|id| !seen.insert(id.clone())).collect();
+        let (first, all) = (again.first()?, kept.len());
+        Some(format!(
+            "predictions.json: {} of {all} images have the id of another, as {first}: COCO's tools take them for one",
+            again.len()
+        ))
+    }
+}
+
+/// The id of an image that is in no COCO file.
+fn of_name(name: &str) -> Value {
+    let stem = name.rsplit_once('.').map_or(name, |(stem, _)| stem);
+    stem.parse::<u64>().map_or_else(|_| Value::from(stem), Value::from)
 }
 
 impl Serialize for Predictions<'_> {
@@ -51,10 +74,7 @@ impl<'a> Prediction<'a> {
     fn new(kept: &'a Kept, found: &Detection, ids: &CocoIds, single_cls: bool) -> Option<Self> {
         let counted = Value::from(found.class + 1);
         let (image_id, category_id) = match ids.image(kept.index) {
-            None => {
-                let stem = kept.name.rsplit_once('.').map_or(kept.name.as_str(), |(stem, _)| stem);
-                (stem.parse::<u64>().map_or_else(|_| Value::from(stem), Value::from), counted)
-            }
+            None => (of_name(&kept.name), counted),
             Some(id) if single_cls => (id, counted),
             Some(id) => (id, ids.category(kept.index, found.class)?),
         };
@@ -113,5 +133,21 @@ mod tests {
         // What is one class has been called 0 by whoever judged it.
         let one = [(second.0, second.1, 1), (second.0, second.1, 3), (first.0, first.1, 1), (first.0, first.1, 3)];
         assert_eq!(written(ids(), true), list(&one));
+    }
+
+    #[test]
+    fn images_of_one_id_are_told() {
+        let told = |names: [&str; 3], ids: CocoIds| {
+            let kept = names.into_iter().enumerate().map(|(index, name)| Kept { index, name: name.into(), found: Vec::new() }).collect();
+            let validation = Validation { kept, ..validation() };
+            let set = ValSet::with_sizes(Arc::new(InMemDataset::new(Vec::new())), vec![Size::square(64); 3]).with_ids(ids);
+            Predictions { set: &set, validation: &validation, single_cls: false }.shared_ids()
+        };
+        assert_eq!(told(["a.jpg", "b.jpg", "1.png"], CocoIds::default()), None);
+        let line = told(["0001.jpg", "b.jpg", "1.png"], CocoIds::default()).unwrap();
+        assert!(line.contains("1 of 3 images have the id of another, as 1:"), "{line}");
+        let mut ids = CocoIds::new(vec![Vec::new()]);
+        [3, 4, 5].into_iter().enumerate().for_each(|(i, id)| ids.push(i, Some((0, Id::Number(id)))));
+        assert_eq!(told(["a.jpg", "a.jpg", "a.jpg"], ids), None, "their files tell them apart");
     }
 }

@@ -24,6 +24,7 @@ use crate::fit::{FitError, settle, warning};
 use crate::model::{Yolo, YoloConfig};
 use crate::page::Page;
 use crate::pictures;
+use crate::predict::PredictError;
 use crate::predictions::Predictions;
 use crate::preprocessing::Preprocessing;
 use crate::rect::Rect;
@@ -70,8 +71,13 @@ impl Coded for TrainError {
             Self::Learn(error) => error.exit(),
             Self::Weights(error) => error.exit(),
             Self::Memory(error) => error.exit(),
-            // Images that cannot be read are the data's fault.
-            Self::Validation(error) => error.downcast_ref::<DataError>().map_or(Exit::Failed, Coded::exit),
+            // Images that cannot be read are the data's fault, and the device may fail.
+            Self::Validation(error) => {
+                let data = error.downcast_ref::<DataError>().map(Coded::exit);
+                let learner = error.downcast_ref::<LearnError>().map(Coded::exit);
+                let tiles = error.downcast_ref::<PredictError>().map(Coded::exit);
+                data.or(learner).or(tiles).unwrap_or(Exit::Failed)
+            }
             Self::Undecoded => Exit::Failed,
         }
     }
@@ -246,7 +252,9 @@ impl Training {
         }
         self.keep(Verdict::new(&validation, &self.names).files());
         if self.config.save_json {
-            let json = serde_json::to_vec(&Predictions { set: &set, validation: &validation, single_cls: self.config.single_cls });
+            let predictions = Predictions { set: &set, validation: &validation, single_cls: self.config.single_cls };
+            predictions.shared_ids().iter().for_each(|line| tracing::warn!("{line}"));
+            let json = serde_json::to_vec(&predictions);
             self.keep(json.map(|bytes| vec![RunFile { path: "predictions.json".into(), bytes }]));
         }
         if self.config.plots {
@@ -326,6 +334,15 @@ fn optimizer_line(config: &TrainConfig, model: &Yolo) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_validation_ends_with_the_code_of_what_stopped_it() {
+        let code = |error: TaskError| TrainError::Validation(error).exit();
+        assert_eq!(code(DataError::Invalid("torn".into()).into()), Exit::Usage);
+        assert_eq!(code(LearnError::Device("gone".into()).into()), Exit::Device);
+        assert_eq!(code(PredictError::Device("gone".into()).into()), Exit::Device);
+        assert_eq!(code("nobody knows".into()), Exit::Failed);
+    }
 
     #[test]
     fn settings_are_called_as_users_know_them() {

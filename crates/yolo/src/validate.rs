@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use bellows_learner::{EvalContext, Interrupted, Loader, TaskError};
+use bellows_learner::{EvalContext, Interrupted, LearnError, Loader, TaskError};
 use burn::data::dataset::Dataset;
 use burn::tensor::Tensor;
 use rayon::prelude::*;
@@ -455,8 +455,8 @@ pub(crate) fn targets(batch: &Batch) -> Vec<(u32, Label)> {
     batch.targets.iter().map(|t| (t.image, t.label)).collect()
 }
 
-fn host<const D: usize>(tensor: Tensor<D>) -> Result<Vec<f32>, TaskError> {
-    Ok(tensor.try_into_vec_as::<f32>()?)
+fn host<const D: usize>(tensor: Tensor<D>) -> Result<Vec<f32>, LearnError> {
+    tensor.try_into_vec_as::<f32>().map_err(|error| LearnError::unread("what a model says of images", &error))
 }
 
 #[cfg(test)]

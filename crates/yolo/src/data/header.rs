@@ -22,8 +22,8 @@ const SUFFIXES: [&str; 8] = ["bmp", "jpeg", "jpg", "mpo", "png", "tif", "tiff", 
 const MIN_SIDE: u32 = 10;
 /// A JPEG's header (with its thumbnails and colour profiles) is looked for in this much of the file first.
 const HEAD: u64 = 64 << 10;
-/// Cameras append metadata after the end marker; it is looked for in this much of the tail.
-const TAIL: usize = 64 << 10;
+/// Bytes in which a file ends that has nothing behind its end marker, and more.
+const TAIL: u64 = 16;
 
 /// The suffix of a file's name, in small letters.
 pub(crate) fn suffix(path: &Path) -> String {
@@ -56,7 +56,10 @@ pub fn read(path: &Path) -> Result<Header, String> {
     let mut head = Vec::new();
     file.by_ref().take(HEAD).read_to_end(&mut head).map_err(|e| e.to_string())?;
     let format = guess(&head)?;
-    check_complete(format, &tail(&mut file, length).map_err(|e| e.to_string())?)?;
+    // Nearly every file ends in its end marker; only the others are looked through, as far as a decoder would read.
+    if check_complete(format, &bytes_from(&mut file, length.saturating_sub(TAIL))?).is_err() {
+        check_complete(format, &bytes_from(&mut file, 0)?)?;
+    }
     let parsed = match format {
         ImageFormat::Jpeg => parse(Cursor::new(&head), format),
         _ => parse(reopen(&mut file)?, format),
@@ -86,18 +89,10 @@ fn reopen(file: &mut File) -> Result<BufReader<&mut File>, String> {
     Ok(BufReader::new(file))
 }
 
-fn tail(file: &mut File, length: u64) -> std::io::Result<Vec<u8>> {
-    // Nearly every file ends in its end marker; only the others cost a longer look.
+fn bytes_from(file: &mut File, begin: u64) -> Result<Vec<u8>, String> {
     let mut bytes = Vec::new();
-    for want in [16, TAIL as u64] {
-        bytes.clear();
-        file.seek(SeekFrom::Start(length.saturating_sub(want)))?;
-        file.by_ref().take(want).read_to_end(&mut bytes)?;
-        if bytes.ends_with(&[0xFF, 0xD9]) || bytes.ends_with(b"IEND\xAE\x42\x60\x82") {
-            break;
-        }
-    }
-    Ok(bytes)
+    let read = file.seek(SeekFrom::Start(begin)).and_then(|_| file.take(MAX_ALLOC).read_to_end(&mut bytes));
+    read.map(|_| bytes).map_err(|e| e.to_string())
 }
 
 /// What every decoder is held to.
@@ -109,15 +104,31 @@ pub(crate) fn limits() -> Limits {
     limits
 }
 
-/// Refuses a JPEG or PNG whose end marker is not among its last bytes.
+/// Refuses a JPEG or PNG whose end marker is not among these bytes, which are its last ones or all. What is behind the marker is no matter: cameras
+/// append metadata there, and phones a film.
 pub(crate) fn check_complete(format: ImageFormat, bytes: &[u8]) -> Result<(), String> {
-    let tail = &bytes[bytes.len().saturating_sub(TAIL)..];
     let ended = match format {
-        ImageFormat::Jpeg => tail.ends_with(&[0xFF, 0xD9]) || tail.windows(2).any(|w| w == [0xFF, 0xD9]),
-        ImageFormat::Png => tail.windows(4).any(|w| w == b"IEND"),
+        ImageFormat::Jpeg => bytes.ends_with(&[0xFF, 0xD9]) || scan_ends(bytes),
+        ImageFormat::Png => bytes.ends_with(b"IEND\xAE\x42\x60\x82") || bytes.windows(4).any(|w| w == b"IEND"),
         _ => true,
     };
     if ended { Ok(()) } else { Err("truncated: the end marker is missing".into()) }
+}
+
+/// Whether there is an end marker behind where the pixels of a JPEG begin: the one of a thumbnail is before that.
+fn scan_ends(jpeg: &[u8]) -> bool {
+    let mut at = 2;
+    while let [0xFF, marker, high, low, ..] = jpeg.get(at..).unwrap_or_default() {
+        if *marker == 0xFF {
+            at += 1;
+            continue;
+        }
+        at += 2 + usize::from(u16::from_be_bytes([*high, *low]));
+        if *marker == 0xDA {
+            return jpeg.get(at..).is_some_and(|scan| scan.windows(2).any(|w| w == [0xFF, 0xD9]));
+        }
+    }
+    false
 }
 
 fn parse<R: std::io::BufRead + Seek>(reader: R, format: ImageFormat) -> Result<Header, String> {

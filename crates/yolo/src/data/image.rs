@@ -102,6 +102,7 @@ fn deinterleave<const STEP: usize, T: Copy>(raw: &[T], narrow: impl Fn(T) -> u8)
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::data::header;
 
     const WHOLE: Normalisation = Normalisation::Frame { low: 0.0, high: 100.0 };
 
@@ -154,6 +155,18 @@ pub(crate) mod tests {
         let mut appended = whole.clone();
         appended.extend(b"maker notes");
         assert!(decode(&appended, "tail").is_ok(), "bytes after the end marker are common and harmless");
+        // As much as a film behind the picture; a thumbnail that is whole before a picture that is not.
+        let (long, small) = ([whole.clone(), vec![0; 1 << 20]].concat(), jpeg(16, 16));
+        let length = (small.len() as u16 + 2).to_be_bytes();
+        let torn = [&whole[..2], b"\xFF\xE1".as_slice(), length.as_slice(), small.as_slice(), &whole[2..whole.len() - 2]].concat();
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("picture.jpg");
+        for (bytes, ended) in [(&whole, true), (&appended, true), (&long, true), (&torn, false)] {
+            std::fs::write(&path, bytes).unwrap();
+            let told = [decode(bytes, "picture").err().map(|e| e.to_string()), header::read(&path).err()];
+            let right = told.iter().all(|told| told.as_ref().map_or(ended, |told| !ended && told.contains("truncated")));
+            assert!(right, "{} bytes: {told:?}", bytes.len());
+        }
         // Any single broken byte may be an error or a picture, never a panic or an endless loop.
         for i in (0..whole.len()).step_by(7) {
             let mut broken = whole.clone();

@@ -9,6 +9,7 @@ pub mod source;
 pub mod tiles;
 pub mod video;
 
+use bellows_exit::{Coded, Exit};
 use burn::tensor::Device;
 use rayon::prelude::*;
 
@@ -49,6 +50,15 @@ pub enum PredictError {
     /// The device failed.
     #[error("the device cannot hand its results back: {0}")]
     Device(String),
+}
+
+impl Coded for PredictError {
+    fn exit(&self) -> Exit {
+        match self {
+            Self::Data(error) => error.exit(),
+            Self::Device(_) => Exit::Device,
+        }
+    }
 }
 
 /// A detector ready for images.

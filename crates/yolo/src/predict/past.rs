@@ -3,6 +3,7 @@
 //!
 //! What was looked at last is not read again: a folder from its beginning to its end is decoded once.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use crate::data::header::is_image;
@@ -12,36 +13,48 @@ use crate::data::{Frame, Normalisation, Ring, Stack, decode_file, gaps, natural}
 pub struct Past {
     stack: Stack,
     levels: Normalisation,
-    folder: PathBuf,
-    /// Its images, in order.
-    images: Vec<PathBuf>,
-    /// Whether there is a gap before each of them.
-    gaps: Vec<bool>,
+    /// Those that were asked for: a list may alternate between them.
+    folders: HashMap<PathBuf, Folder>,
     ring: Ring,
     /// The image that the ring holds last.
     last: Option<PathBuf>,
 }
 
+/// What is in a folder.
+struct Folder {
+    /// Its images, in order.
+    images: Vec<PathBuf>,
+    /// Whether there is a gap before each of them.
+    gaps: Vec<bool>,
+}
+
+impl Folder {
+    fn of(folder: &Path) -> Self {
+        let images = images(folder);
+        let gaps = {
+            let names: Vec<_> = images.iter().map(|image| image.to_string_lossy()).collect();
+            gaps(&names.iter().map(|name| &**name).collect::<Vec<_>>())
+        };
+        Self { images, gaps }
+    }
+}
+
 impl Past {
     /// `levels` are those of 16-bit images.
     pub fn new(stack: Stack, levels: Normalisation) -> Self {
-        Self { stack, levels, folder: PathBuf::new(), images: Vec::new(), gaps: Vec::new(), ring: Ring::new(stack), last: None }
+        Self { stack, levels, folders: HashMap::new(), ring: Ring::new(stack), last: None }
     }
 
     /// The input for `frame`, which is the image at `path`. One before it that cannot be read is told, and is as good as not there, with all before it.
     pub fn input(&mut self, path: &Path, frame: &Frame) -> Frame {
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        if self.folder != folder {
-            (self.folder, self.images) = (folder.into(), images(folder));
-            let names: Vec<_> = self.images.iter().map(|image| image.to_string_lossy()).collect();
-            self.gaps = gaps(&names.iter().map(|name| &**name).collect::<Vec<_>>());
-        }
+        let Folder { images, gaps } = self.folders.entry(folder.into()).or_insert_with(|| Folder::of(folder));
         let path = folder.join(path.file_name().unwrap_or_default());
-        let at = self.images.partition_point(|image| in_order(image, &path).is_lt());
+        let at = images.partition_point(|image| in_order(image, &path).is_lt());
         // What is no image of the folder has no gap of its own.
-        let known = at + usize::from(self.images.get(at) == Some(&path));
-        let begin = self.gaps[..known].iter().rposition(|gap| *gap).unwrap_or(0);
-        let before = &self.images[at.saturating_sub(self.stack.reach()).max(begin)..at];
+        let known = at + usize::from(images.get(at) == Some(&path));
+        let begin = gaps[..known].iter().rposition(|gap| *gap).unwrap_or(0);
+        let before = &images[at.saturating_sub(self.stack.reach()).max(begin)..at];
         if before.is_empty() || before.last() != self.last.as_ref() {
             self.ring = Ring::new(self.stack);
             for image in before {
@@ -113,5 +126,9 @@ mod tests {
         assert_eq!([planes("c/f4.png", 4), planes("c/f7.png", 7), planes("c/f8.png", 8)], [[2, 3, 4], [7, 7, 7], [7, 7, 8]]);
         // So does one that cannot be read.
         assert_eq!([planes("a/f7.png", 7), planes("a/f8.png", 8)], [[7, 7, 7], [7, 7, 8]]);
+        for i in [5, 6_u8] {
+            image::GrayImage::from_pixel(4, 3, image::Luma([i])).save(gone.join(format!("f{i}.png"))).unwrap();
+        }
+        assert_eq!(planes("c/f7.png", 7), [7, 7, 7], "a folder is listed once, whatever was asked for since");
     }
 }

@@ -64,11 +64,11 @@ impl Program {
         Ok(Self { child, complaint, name: name.into() })
     }
 
-    /// Waits for its end.
-    fn end(&mut self) -> Result<(), FilmError> {
+    /// Waits for its end. What comes back is what it complained of and went on.
+    fn end(&mut self) -> Result<String, FilmError> {
         let status = self.child.wait().map_err(|e| self.failed(e.to_string()))?;
         let complaint = self.complaint.take().and_then(|thread| thread.join().ok()).unwrap_or_default();
-        if status.success() { Ok(()) } else { Err(self.failed(if complaint.is_empty() { status.to_string() } else { complaint })) }
+        if status.success() { Ok(complaint) } else { Err(self.failed(if complaint.is_empty() { status.to_string() } else { complaint })) }
     }
 
     /// Ends it, whatever it is at.
@@ -76,6 +76,13 @@ impl Program {
         // A program that has ended cannot be killed, and that is what is wanted.
         self.child.kill().ok();
         self.child.wait().ok();
+    }
+
+    /// Says that it complained, if it did.
+    fn tell(&self, complaint: &str) {
+        if !complaint.is_empty() {
+            tracing::warn!("{}: some of it may be missing: {complaint}", self.name);
+        }
     }
 
     fn failed(&self, reason: String) -> FilmError {
@@ -130,6 +137,8 @@ pub struct Film {
     program: Program,
     frames: BufReader<ChildStdout>,
     rate: String,
+    /// It has had a frame.
+    begun: bool,
 }
 
 impl Film {
@@ -152,7 +161,7 @@ impl Film {
     fn reading(command: &mut Command, name: &str, rate: String) -> Result<Self, FilmError> {
         let mut program = Program::start(command.stdin(Stdio::null()).stdout(Stdio::piped()), name)?;
         let stdout = program.child.stdout.take().ok_or_else(|| program.failed("no pipe".into()))?;
-        Ok(Self { program, frames: BufReader::with_capacity(1 << 20, stdout), rate })
+        Ok(Self { program, frames: BufReader::with_capacity(1 << 20, stdout), rate, begun: false })
     }
 
     /// Frames a second, as `ffmpeg` writes and reads it: `25` or `30000/1001`.
@@ -163,11 +172,22 @@ impl Film {
     /// The next frame, in colour; `None` after the last one.
     ///
     /// # Errors
-    /// A film that breaks off.
+    /// A film that breaks off, or that has no frame.
     pub fn frame(&mut self) -> Result<Option<Frame>, FilmError> {
         match ppm(&mut self.frames) {
-            Ok(Some(frame)) => Ok(Some(frame)),
-            Ok(None) => self.program.end().map(|()| None),
+            Ok(Some(frame)) => {
+                self.begun = true;
+                Ok(Some(frame))
+            }
+            Ok(None) => {
+                let complaint = self.program.end()?;
+                if !self.begun {
+                    let why = if complaint.is_empty() { complaint } else { format!(": {complaint}") };
+                    return Err(self.program.failed(format!("no frame in it can be read{why}")));
+                }
+                self.program.tell(&complaint);
+                Ok(None)
+            }
             // It has ended, and may have said why.
             Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
                 Err(self.program.end().err().unwrap_or_else(|| self.program.failed(error.to_string())))
@@ -273,7 +293,16 @@ impl FilmWriter {
     /// As [`write`](Self::write).
     pub fn finish(mut self) -> Result<(), FilmError> {
         self.pipe = None;
-        self.program.end()
+        self.program.end().map(|complaint| self.program.tell(&complaint))
+    }
+}
+
+/// One that is left before it is finished is ended too: without what `ffmpeg` writes last, nothing of the file can be played.
+impl Drop for FilmWriter {
+    fn drop(&mut self) {
+        self.pipe = None;
+        // Why it is left has been told already, and is what matters.
+        self.program.end().ok();
     }
 }
 
@@ -328,6 +357,21 @@ mod tests {
         assert!(refusal.contains("a film.mp4"), "{refusal}");
     }
 
+    #[cfg(unix)]
+    #[test]
+    fn a_film_that_is_left_is_ended() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("film");
+        let mut command = Command::new("sh");
+        command.args(["-c", "cat > \"$0\"; echo end >> \"$0\""]).arg(&path).stdin(Stdio::piped());
+        let mut program = Program::start(&mut command, "film").unwrap();
+        let pipe = program.child.stdin.take();
+        let mut writer = FilmWriter { program, pipe, size: (1, 1) };
+        writer.write(&RgbImage::from_pixel(1, 1, image::Rgb(*b"abc"))).unwrap();
+        drop(writer);
+        assert_eq!(std::fs::read_to_string(path).unwrap(), "abcend\n");
+    }
+
     /// What stands in the middle of each frame of a film that holds these bytes; none without `ffmpeg`.
     fn grays(name: &str, bytes: &[u8]) -> Option<Vec<u8>> {
         let dir = tempfile::tempdir().unwrap();
@@ -366,6 +410,20 @@ mod tests {
         bytes.push(b';');
         let Some(grays) = grays("varies.gif", &bytes) else { return eprintln!("skipped: no ffmpeg on this machine") };
         assert_eq!(grays, [0, 255, 0, 255, 0]);
+    }
+
+    /// A film that is damaged makes `ffmpeg` complain, leave frames out, and end as if all were well.
+    #[cfg(unix)]
+    #[test]
+    fn what_a_damaged_film_lacks_is_told() {
+        let reading = |script: &str| Film::reading(Command::new("sh").args(["-c", script]), "damaged.mp4", RATE.into()).unwrap();
+        let mut film = reading("printf 'P6 1 1 255 abc'; echo torn >&2");
+        assert!(film.frame().unwrap().is_some());
+        assert_eq!(film.program.end().unwrap(), "torn");
+        for (script, why) in [("echo torn >&2", ": torn"), ("true", "")] {
+            let refusal = reading(script).frame().unwrap_err().to_string();
+            assert_eq!(refusal, format!("damaged.mp4: no frame in it can be read{why}"));
+        }
     }
 
     /// It writes on and on: a reader that waited for its end would wait for ever.

@@ -72,7 +72,7 @@ impl<'a> Step<'a> {
     }
 
     fn json(&self, half: bool) -> Value {
-        let Counted { launches, unknown, work, reads } = self.counted;
+        let Counted { launches, unknown, work, reads, .. } = self.counted;
         let work: BTreeMap<_, _> = work.iter().map(|(name, done)| (name, row_json(done))).collect();
         let roofline = |half: bool| {
             let of_card = |card: &Card| {

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::toy::{self, BATCHES, Poison, Toy, config, data, ending, learner, learner_of};
+use crate::toy::{self, BATCH, BATCHES, Poison, Toy, config, data, ending, learner, learner_of};
 use bellows_learner::{BatchReport, LearnerConfig, Observer, Outcome, Place, Schedule, UpdateSchedule};
 use burn::tensor::Device;
 

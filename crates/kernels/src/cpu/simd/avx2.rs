@@ -15,7 +15,7 @@ use std::arch::x86_64::{
 use half::bf16;
 
 use super::set::{ReduceTile, Simd, Starts, Task, Tile, end, with_sizes};
-use super::text::{FIRST, SECOND, WRITE, micro_kernels, multiplies, prefetch, transposes, vectors};
+use super::text::{FIRST, SECOND, WRITE, micro_kernels, multiplies, prefetch, prefetch_lines, transposes, vectors};
 
 /// Proof that the processor has the features.
 #[derive(Clone, Copy)]

@@ -13,7 +13,7 @@ use std::arch::aarch64::{vaddq_f32 as add, vdupq_n_f32 as splat, vld1q_f32 as lo
 use half::bf16;
 
 use super::set::{ReduceTile, Simd, Starts, Tile, end, with_sizes};
-use super::text::{FIRST, SECOND, WRITE, micro_kernels, multiplies, prefetch, transposes, vectors};
+use super::text::{FIRST, SECOND, WRITE, micro_kernels, multiplies, prefetch, prefetch_lines, transposes, vectors};
 
 #[cfg(not(target_feature = "neon"))]
 compile_error!("the kernels for 64-bit ARM need NEON");

@@ -32,6 +32,17 @@ pub(super) fn prefetch<const TO: i32>(p: *const f32) {
     }
 }
 
+/// Asks for all cache lines that these values are on: a row begins anywhere in its first one.
+#[inline(always)]
+pub(super) fn prefetch_lines<const TO: i32, T>(src: &[T]) {
+    const LINE: usize = 64;
+    let (start, bytes) = (src.as_ptr().cast::<u8>(), size_of_val(src));
+    let before = start.addr() % LINE;
+    for at in (0..before + bytes).step_by(LINE) {
+        prefetch::<TO>(start.wrapping_sub(before).wrapping_add(at).cast());
+    }
+}
+
 /// The micro-kernels of a set of instructions, its features and its masks given. What they are made of are constants and functions of its module:
 /// `L`, `MR`, `REDUCE_ROWS`, `MASKED`, `zero`, `load`, `load_part`, `store`, `store_part`, `add`, `mask`, and the product of cells.
 macro_rules! micro_kernels {
@@ -50,8 +61,9 @@ macro_rules! micro_kernels {
         ) {
             if WHOLE {
                 for c in t.c.pointers::<MR>() {
-                    for j in 0..N {
-                        prefetch::<WRITE>(c.wrapping_add(j * L));
+                    // By its end: the line that a vector begins in is mostly that which the one before it ends in.
+                    for j in 1..=N {
+                        prefetch::<WRITE>(c.wrapping_add(j * L - 1));
                     }
                 }
             }
@@ -63,7 +75,7 @@ macro_rules! micro_kernels {
                     let b = t.b.as_ptr().add(start);
                     if PREFETCH {
                         for j in (0..N * L).step_by(16) {
-                            prefetch::<FIRST>(b.wrapping_add(N * L + j));
+                            prefetch::<FIRST>(b.wrapping_add(N * L + j + 15));
                         }
                     }
                     let mut bv = [zero(); N];
@@ -260,15 +272,11 @@ macro_rules! vectors {
         }
         #[inline(always)]
         fn prefetch_read<T>(self, src: &[T]) {
-            for line in src.chunks(64 / size_of::<T>()) {
-                prefetch::<SECOND>(line.as_ptr().cast());
-            }
+            prefetch_lines::<SECOND, _>(src);
         }
         #[inline(always)]
         fn prefetch_write(self, src: &[f32]) {
-            for line in src.chunks(16) {
-                prefetch::<WRITE>(line.as_ptr());
-            }
+            prefetch_lines::<WRITE, _>(src);
         }
     };
 }

@@ -212,6 +212,17 @@ fn memory_that_ran_out_is_no_verdict() {
         assert_eq!((report.gemm.attempts, report.cached), (2, false));
     }
     assert!(!options.cache_file.unwrap().exists());
+
+    // But a hang beside it is not waited for again.
+    let Some(mut options) = swiftshader(folder.path(), "short:conv gemm,hang:conv direct") else { return };
+    options.software_limit = Duration::from_secs(10);
+    for cached in [false, true] {
+        let Err(DeviceError::Probe(report)) = select(&VULKAN_0, &options) else {
+            panic!("Burn's kernels hang here, and ours find no memory")
+        };
+        assert_eq!((report.failure().unwrap().0, report.direct.failure().unwrap().0), (Stage::ConvGemm, Stage::ConvDirect));
+        assert_eq!(report.cached, cached);
+    }
 }
 
 /// What `auto` makes of SwiftShader when it claims matrix units, Burn's convolutions misbehave as in `fault` and ours do not; `limit` for a step.

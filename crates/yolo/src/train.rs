@@ -339,7 +339,9 @@ mod tests {
         let code = |error: TaskError| TrainError::Validation(error).exit();
         assert_eq!(code(DataError::Invalid("torn".into()).into()), Exit::Failed);
         assert_eq!(code(LearnError::Device("gone".into()).into()), Exit::Device);
-        assert_eq!(code(PredictError::Device("gone".into()).into()), Exit::Device);
+        assert_eq!(code(PredictError::Device(LearnError::Device("gone".into())).into()), Exit::Device);
+        let shortage = std::io::Error::other("out of memory");
+        assert_eq!(code(PredictError::Device(LearnError::unread("boxes", &shortage)).into()), Exit::Failed);
         assert_eq!(code("nobody knows".into()), Exit::Failed);
     }
 

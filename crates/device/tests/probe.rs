@@ -74,8 +74,10 @@ fn proved(folder: &Path, fault: &str) -> Option<ProbeOptions> {
         assert!(!select(&VULKAN, &options).unwrap().report.unwrap().cached);
         fs::read_to_string(options.cache_file.unwrap()).unwrap()
     });
-    let (none, variables) = ("\"variables\": {}", format!("\"variables\": {{ \"BELLOWS_PROBE_FAULT\": \"{fault}\" }}"));
-    let of_this = if fault.is_empty() { remembered.clone() } else { remembered.replace(none, &variables) };
+    let (none, some) = ("\"variables\": {}", "\"variables\": {\n");
+    let with = format!("\"variables\": {{ \"BELLOWS_PROBE_FAULT\": \"{fault}\"");
+    let of_this = || remembered.replace(none, &format!("{with} }}")).replace(some, &format!("{with},\n"));
+    let of_this = if fault.is_empty() { remembered.clone() } else { of_this() };
     fs::write(options.cache_file.as_ref().unwrap(), of_this).unwrap();
     Some(options)
 }

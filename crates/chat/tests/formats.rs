@@ -144,28 +144,41 @@ fn parquet() {
     assert!(dataset.unwrap_err().to_string().contains("Parquet: "));
 }
 
-/// As Impala and Hive write it: no column says that its bytes are text.
-#[test]
-fn parquet_text_that_nothing_calls_text() {
-    let schema = "message rows { required group messages (LIST) { repeated group list {
-        required group element { required binary role; required binary content; } } } }";
-    let columns: [[&[u8]; 3]; 2] = [[b"user", b"assistant", b"user"], [b"a", b"b", b"\xff"]];
+/// A file of columns of bytes, each with these definition and repetition levels.
+fn columns_of_bytes<const N: usize, const M: usize>(schema: &str, columns: [[&[u8]; N]; M], levels: [Option<&[i16]>; 2]) -> Vec<u8> {
     let mut file = Vec::new();
     let mut writer = SerializedFileWriter::new(&mut file, Arc::new(parse_message_type(schema).unwrap()), Arc::default()).unwrap();
     let mut group = writer.next_row_group().unwrap();
     for values in columns {
         let values = values.map(ByteArray::from);
         let mut writer = group.next_column().unwrap().unwrap();
-        writer.typed::<ByteArrayType>().write_batch(&values[..], Some(&[1; 3]), Some(&[0, 1, 0])).unwrap();
+        writer.typed::<ByteArrayType>().write_batch(&values[..], levels[0], levels[1]).unwrap();
         writer.close().unwrap();
     }
     group.close().unwrap();
     writer.close().unwrap();
-    let (_dir, dataset) = dataset("a.parquet", file);
-    let dataset = dataset.unwrap();
-    assert_eq!(dataset.get(0).unwrap(), chat(QA));
-    let error = dataset.get(1).unwrap_err().to_string();
-    assert!(error.contains("`messages[0].content` is null"), "{error}");
+    file
+}
+
+/// As Impala and Hive write it: no column says that its bytes are text.
+#[test]
+fn parquet_text_that_nothing_calls_text() {
+    let schema = "message rows { required group messages (LIST) { repeated group list {
+        required group element { required binary role; required binary content; } } } }";
+    let columns: [[&[u8]; 3]; 2] = [[b"user", b"assistant", b"user"], [b"a", b"b", b"\xff"]];
+    let (_dir, chats) = dataset("a.parquet", columns_of_bytes(schema, columns, [Some(&[1; 3]), Some(&[0, 1, 0])]));
+    let chats = chats.unwrap();
+    assert_eq!(chats.get(0).unwrap(), chat(QA));
+    let error = chats.get(1).unwrap_err().to_string();
+    assert!(error.contains("`messages[0].content` is an object"), "{error}");
+    // Nor are they taken for what a row need not have.
+    let schema = "message rows { required binary instruction; required binary output; required binary system; }";
+    let columns: [[&[u8]; 2]; 3] = [[b"a", b"a"], [b"b", b"b"], [b"", b"\xff"]];
+    let (_dir, rows) = dataset("a.parquet", columns_of_bytes(schema, columns, [None, None]));
+    let rows = rows.unwrap();
+    assert_eq!(rows.get(0).unwrap(), chat(QA));
+    let error = rows.get(1).unwrap_err().to_string();
+    assert!(error.contains("`system` is an object"), "{error}");
 }
 
 #[test]

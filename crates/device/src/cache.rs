@@ -5,8 +5,7 @@
 //! The file is a convenience: unreadable or unwritable, the probe simply runs again.
 
 use crate::adapter::Adapter;
-use crate::child::FAULT_VARIABLE;
-use crate::facts::cpu_name;
+use crate::facts::{changes_drivers, cpu_name};
 use crate::options::{ProbeOptions, Shape, Work};
 use crate::plan::Plan;
 use crate::program::this_program;
@@ -24,8 +23,6 @@ use std::{fs, io};
 const FORMAT: u32 = 9;
 /// Reports kept; the oldest binaries' go first.
 const KEPT: usize = 32;
-/// Variables under which the same driver is another driver, by prefix. Those that choose a card or a driver are not among them: the key has both.
-const PREFIXES: [&str; 8] = ["HSA_", "RADV_", "ACO_", "ANV_", "INTEL_DEBUG", "AMD_VULKAN_", "CUBECL_", FAULT_VARIABLE];
 
 /// What a verdict holds for.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -44,9 +41,9 @@ pub(crate) struct Key {
 impl Key {
     pub(crate) fn of(adapter: &Adapter, plan: &Plan, options: &ProbeOptions) -> Self {
         let text = |text: OsString| text.to_string_lossy().into_owned();
-        // The child's own are given after those that it inherits.
+        // Those that choose a card or a driver are not among them, for the key has both. The child's own are given after those that it inherits.
         let variables = env::vars_os().chain(options.env.iter().cloned()).map(|(name, value)| (text(name), text(value)));
-        let variables = variables.filter(|(name, _)| PREFIXES.iter().any(|prefix| name.starts_with(prefix)));
+        let variables = variables.filter(|(name, _)| changes_drivers(name));
         Self {
             adapter: adapter.to_string(),
             pci: adapter.pci.clone(),
@@ -172,7 +169,8 @@ mod tests {
         let newer = Adapter { driver: "test 1.1".into(), ..card.clone() };
         let other_binary = ProbeOptions { exe: Some(file.clone()), ..options.clone() };
         let overridden = ProbeOptions { env: vec![("HSA_OVERRIDE_GFX_VERSION".into(), "10.3.0".into())], ..options.clone() };
-        let debugged = ProbeOptions { env: vec![("RADV_DEBUG".into(), "nocompute".into())], ..options.clone() };
+        let under =
+            |name: &str| Key::of(&card, &plan, &ProbeOptions { env: vec![(name.into(), "set by a test".into())], ..options.clone() });
         let gemm_only = Plan { without_direct: Some("asked".into()), ..Plan::default() };
         let shaped = |shapes: &[usize]| shaped(&card, shapes);
         let changed = [
@@ -180,7 +178,11 @@ mod tests {
             Key::of(&newer, &plan, &options),
             Key::of(&card, &plan, &other_binary),
             Key::of(&card, &plan, &overridden),
-            Key::of(&card, &plan, &debugged),
+            under("RADV_DEBUG"),
+            under("MESA_VK_ABORT_ON_DEVICE_LOSS"),
+            under("NVK_DEBUG"),
+            under("CUDA_LAUNCH_BLOCKING"),
+            under("ROCR_DEBUG_AGENT"),
             Key::of(&card, &gemm_only, &options),
             Key::of(&card, &plan, &ProbeOptions::of(Work::LanguageModel)),
             Key { processor: "another".into(), ..key.clone() },
@@ -188,8 +190,9 @@ mod tests {
         for changed in changed {
             assert_eq!(load(&file, &changed), None);
         }
-        let chosen = ProbeOptions { env: vec![("VK_DRIVER_FILES".into(), "radeon.json".into())], ..options.clone() };
-        assert!(load(&file, &Key::of(&card, &plan, &chosen)).is_some(), "the card is what it was");
+        for chooser in ["VK_DRIVER_FILES", "VK_ADD_DRIVER_FILES", "VK_ICD_FILENAMES", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"] {
+            assert!(load(&file, &under(chooser)).is_some(), "the card is what it was: {chooser}");
+        }
         // What was proved of more shapes holds for some.
         store(&file, &shaped(&[8, 16]), &report(&card)).unwrap();
         for shapes in [&[][..], &[8], &[16, 8]] {

@@ -3,14 +3,38 @@
 //! Reads only. `/dev/kfd` is judged by its mode and our groups rather than opened, because opening it talks to the driver.
 
 use crate::adapter::{Adapter, Backend};
+use crate::child::FAULT_VARIABLE;
 use crate::options::Work;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
 /// Variables that change how GPU drivers behave, by prefix.
-const PREFIXES: [&str; 13] =
-    ["HSA_", "HIP_", "ROCR_", "ROCM_", "MIOPEN_", "CUDA_", "NVIDIA_", "VK_", "RADV_", "MESA_", "AMD_VULKAN_", "CUBECL_", "BURN_"];
+const PREFIXES: [&str; 20] = [
+    "HSA_",
+    "HIP_",
+    "ROCR_",
+    "ROCM_",
+    "MIOPEN_",
+    "CUDA_",
+    "NVIDIA_",
+    "VK_",
+    "MESA_",
+    "NIR_",
+    "RADV_",
+    "ACO_",
+    "AMD_DEBUG",
+    "AMD_VULKAN_",
+    "ANV_",
+    "INTEL_DEBUG",
+    "NVK_",
+    "CUBECL_",
+    "BURN_",
+    FAULT_VARIABLE,
+];
+
+/// Of these the ones that choose a driver or a card, which is then what it was; by the ends of their names.
+const CHOOSERS: [&str; 4] = ["VK_DRIVER_FILES", "VK_ADD_DRIVER_FILES", "VK_ICD_FILENAMES", "_VISIBLE_DEVICES"];
 
 /// Where the kernel describes the GPUs that ROCm could use.
 const TOPOLOGY: &str = "sys/class/kfd/kfd/topology/nodes";
@@ -61,7 +85,7 @@ impl Facts {
         let version = fs::read_to_string(root.join("opt/rocm/.info/version")).ok();
         Self {
             gfx: gfx_versions(&root.join(TOPOLOGY)),
-            variables: variables.filter(|(name, _)| PREFIXES.iter().any(|prefix| name.starts_with(prefix))).collect(),
+            variables: variables.filter(|(name, _)| is_of_drivers(name)).collect(),
             kfd: kfd_access(root),
             rocm_version: version.and_then(|text| Some(text.lines().next()?.trim().to_owned())),
             ..Self::default()
@@ -72,6 +96,15 @@ impl Facts {
     pub(crate) fn has_rdna1(&self) -> bool {
         self.gfx.iter().any(|version| is_rdna1(*version)) || self.names.iter().any(|name| names_rdna1(name))
     }
+}
+
+fn is_of_drivers(name: &str) -> bool {
+    PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+}
+
+/// Whether the same driver of the same card is another one under another value of this variable.
+pub(crate) fn changes_drivers(name: &str) -> bool {
+    is_of_drivers(name) && !CHOOSERS.iter().any(|end| name.ends_with(end))
 }
 
 /// gfx1010 to gfx1013, as a `gfx_target_version`.

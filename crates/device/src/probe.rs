@@ -1,7 +1,7 @@
 //! The probe as seen by the parent: runs a child for each path, tries a crash once more, turns its end into a verdict of one sentence.
 //!
-//! The verdict is remembered (see `cache.rs`), because a hang costs the user its whole limit; but not what memory that another program has, or a process that
-//! could not be had, made of it.
+//! The verdict is remembered (see `cache.rs`), because a hang costs the user its whole limit; but not, where nothing hung, what memory that another program has, or
+//! a process that could not be had, made of it.
 
 use crate::adapter::{Adapter, AdapterKind, Backend};
 use crate::cache::{self, Key};
@@ -46,8 +46,7 @@ pub(crate) fn prove(adapter: &Adapter, options: &ProbeOptions) -> ProbeReport {
     // Sizes that were asked for once are not lost to a new probe, nor to one of other shapes.
     let had_sizes = options.cache_file.as_ref().is_some_and(|file| cache::has_sizes(file, &key));
     let report = probe(adapter, &plan, &ProbeOptions { tune: options.tune || had_sizes, ..options.clone() });
-    let momentary = report.paths().any(|(_, path)| path.momentary);
-    if let Some(file) = options.cache_file.as_ref().filter(|_| !momentary)
+    if let Some(file) = options.cache_file.as_ref().filter(|_| report.lasts())
         && let Err(error) = cache::store(file, &key, &report)
     {
         tracing::debug!("the probe's verdict could not be kept in {}: {error}", file.display());
@@ -70,7 +69,8 @@ fn probe(adapter: &Adapter, plan: &Plan, options: &ProbeOptions) -> ProbeReport 
     if let Some((Stage::Tune, reason)) = gemm.failure() {
         tracing::warn!("{adapter}: sizes of blocks could not be timed, the table's are used: {reason}");
         let (plain, _) = prove_path(adapter, plan, Path::Gemm, &options);
-        gemm = PathReport { tuned: Some(Vec::new()), momentary: gemm.momentary || plain.momentary, ..plain };
+        let (momentary, hung) = (gemm.momentary || plain.momentary, gemm.hung || plain.hung);
+        gemm = PathReport { tuned: Some(Vec::new()), momentary, hung, ..plain };
     }
     // What the plan leaves out has a reason of its own.
     let enough = gemm.suffices().filter(|_| plan.without(Path::Direct).is_none());
@@ -85,7 +85,7 @@ fn probe(adapter: &Adapter, plan: &Plan, options: &ProbeOptions) -> ProbeReport 
                     "{adapter} hung or crashed in Burn's own kernels: ours are tried again, to see that the driver has survived"
                 );
                 let (again, _) = prove_path(adapter, plan, Path::Gemm, &options);
-                gemm = PathReport { tuned: gemm.tuned.take(), ..again };
+                gemm = PathReport { tuned: gemm.tuned.take(), hung: gemm.hung || again.hung, ..again };
                 if let Verdict::Fail { reason, .. } = &mut gemm.verdict {
                     reason.push_str(&aftermath(options.work));
                 }
@@ -114,9 +114,9 @@ fn prove_path(adapter: &Adapter, plan: &Plan, path: Path, options: &ProbeOptions
         End::Passed => Verdict::Pass,
         _ => Verdict::Fail { stage: run.last_step().0, reason: reason(&run) },
     };
-    let (violent, momentary) = (attempts > 1 || matches!(run.end, End::Hung(_)), run.momentary());
+    let (hung, momentary) = (matches!(run.end, End::Hung(_)), run.momentary());
     let (stages, speed) = (StageReport::all(&run.events), Speed::of(&run.events, options.work));
-    let mut report = PathReport { stages, speed, stderr: run.stderr, momentary, ..PathReport::of(verdict, attempts) };
+    let mut report = PathReport { stages, speed, stderr: run.stderr, momentary, hung, ..PathReport::of(verdict, attempts) };
     for event in run.events {
         match event {
             Event::Units { units } => report.matrix_units = Some(units),
@@ -124,7 +124,7 @@ fn prove_path(adapter: &Adapter, plan: &Plan, path: Path, options: &ProbeOptions
             _ => {}
         }
     }
-    (report, violent)
+    (report, hung || attempts > 1)
 }
 
 /// Some drivers fail at random while starting up, so a crash is tried once more; hangs and wrong numbers are not.

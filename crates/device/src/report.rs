@@ -112,13 +112,16 @@ pub struct PathReport {
     /// Whether it failed for want of what the machine may have again in a minute, which is no verdict on the adapter.
     #[serde(skip)]
     pub(crate) momentary: bool,
+    /// Whether it was waited for in vain, to the end of its limit.
+    #[serde(skip)]
+    pub(crate) hung: bool,
 }
 
 impl PathReport {
     /// What is known before a child has said anything.
     pub(crate) fn of(verdict: Verdict, attempts: u32) -> Self {
         let (stages, stderr) = (Vec::new(), String::new());
-        Self { verdict, stages, attempts, stderr, speed: None, matrix_units: None, tuned: None, momentary: false }
+        Self { verdict, stages, attempts, stderr, speed: None, matrix_units: None, tuned: None, momentary: false, hung: false }
     }
 
     pub(crate) fn skipped(reason: &str) -> Self {
@@ -168,6 +171,11 @@ impl ProbeReport {
     pub fn paths(&self) -> impl Iterator<Item = (Lowering, &PathReport)> {
         let both = [(Path::Gemm.lowering(), &self.gemm), (Path::Direct.lowering(), &self.direct)];
         both.into_iter().chain(self.untuned.iter().map(|path| (Path::Untuned.lowering(), path)))
+    }
+
+    /// Whether it is worth remembering: what failed for want of memory or of a process is no verdict, but a hang would cost its limit again.
+    pub(crate) fn lasts(&self) -> bool {
+        self.paths().any(|(_, path)| path.hung) || !self.paths().any(|(_, path)| path.momentary)
     }
 
     /// What a small step takes by the path that is used: Burn's, if nothing else is asked for.

@@ -74,8 +74,10 @@ fn proved(folder: &Path, fault: &str) -> Option<ProbeOptions> {
         assert!(!select(&VULKAN, &options).unwrap().report.unwrap().cached);
         fs::read_to_string(options.cache_file.unwrap()).unwrap()
     });
-    let (none, variables) = ("\"variables\": {}", format!("\"variables\": {{ \"BELLOWS_PROBE_FAULT\": \"{fault}\" }}"));
-    let of_this = if fault.is_empty() { remembered.clone() } else { remembered.replace(none, &variables) };
+    let (none, some) = ("\"variables\": {}", "\"variables\": {\n");
+    let with = format!("\"variables\": {{ \"BELLOWS_PROBE_FAULT\": \"{fault}\"");
+    let of_this = || remembered.replace(none, &format!("{with} }}")).replace(some, &format!("{with},\n"));
+    let of_this = if fault.is_empty() { remembered.clone() } else { of_this() };
     fs::write(options.cache_file.as_ref().unwrap(), of_this).unwrap();
     Some(options)
 }
@@ -212,6 +214,17 @@ fn memory_that_ran_out_is_no_verdict() {
         assert_eq!((report.gemm.attempts, report.cached), (2, false));
     }
     assert!(!options.cache_file.unwrap().exists());
+
+    // But a hang beside it is not waited for again.
+    let Some(mut options) = swiftshader(folder.path(), "short:conv gemm,hang:conv direct") else { return };
+    options.software_limit = Duration::from_secs(10);
+    for cached in [false, true] {
+        let Err(DeviceError::Probe(report)) = select(&VULKAN_0, &options) else {
+            panic!("Burn's kernels hang here, and ours find no memory")
+        };
+        assert_eq!((report.failure().unwrap().0, report.direct.failure().unwrap().0), (Stage::ConvGemm, Stage::ConvDirect));
+        assert_eq!(report.cached, cached);
+    }
 }
 
 /// What `auto` makes of SwiftShader when it claims matrix units, Burn's convolutions misbehave as in `fault` and ours do not; `limit` for a step.

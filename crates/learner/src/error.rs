@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use bellows_exit::{Coded, Exit};
 
+use crate::shortage::Shortage;
+
 /// A failure inside a [`Task`](crate::Task): reading data, evaluating, exporting.
 pub type TaskError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -114,9 +116,16 @@ impl LearnError {
         move |source| source.downcast::<Self>().map_or_else(|source| Self::Task { what, source }, |own| *own)
     }
 
-    /// The device cannot hand back `what`, with all that it says of it: the cause may be that its memory ran out.
+    /// The device cannot hand back `what`, with all that it says of it. One whose memory ran out, and which serves on, has not failed.
     pub fn unread(what: &str, error: &dyn std::error::Error) -> Self {
-        Self::Device(format!("reading {what}: {}", in_words(error)))
+        let words = in_words(error);
+        match Shortage::of(&words) {
+            Some(Shortage { lost: false, .. }) => Self::Task {
+                what: format!("reading {what}: the device has no memory for it, smaller batches take less"),
+                source: words.into(),
+            },
+            _ => Self::Device(format!("reading {what}: {words}")),
+        }
     }
 }
 
@@ -152,10 +161,15 @@ mod tests {
 
     #[test]
     fn a_device_that_fails_in_an_evaluation_is_one_that_fails() {
-        let cause = LearnError::Save("out of memory".into());
-        let error = LearnError::task("evaluation")(LearnError::unread("the loss", &cause).into());
-        let told = "the device failed: reading the loss: the first checkpoint could not be saved: out of memory";
-        assert_eq!((error.to_string().as_str(), error.exit()), (told, Exit::Device));
+        let unread = |cause: &str| LearnError::task("evaluation")(LearnError::unread("the loss", &LearnError::Save(cause.into())).into());
+        for cause in ["gone", "out of memory, and the device is lost"] {
+            let (error, told) = (unread(cause), "the device failed: reading the loss: the first checkpoint could not be saved: ");
+            assert_eq!((error.to_string(), error.exit()), (format!("{told}{cause}"), Exit::Device));
+        }
+        let error = unread("out of memory");
+        assert_eq!(error.exit(), Exit::Failed);
+        let told = "reading the loss: the device has no memory for it, smaller batches take less: the first checkpoint could not be saved: out of memory";
+        assert_eq!(in_words(&error), told);
         let other = LearnError::task("evaluation")("a file is torn".into());
         assert_eq!((other.to_string().as_str(), other.exit()), ("evaluation", Exit::Failed));
     }

@@ -31,7 +31,7 @@ pub(crate) struct Shortage {
 
 impl Shortage {
     /// What `message` says of memory, if anything.
-    fn of(message: &str) -> Option<Self> {
+    pub(crate) fn of(message: &str) -> Option<Self> {
         let plain = |text: &str| text.to_lowercase().replace(['_', '-'], " ");
         let says = |text: &str, words: &[&str]| words.iter().any(|word| text.contains(word));
         let reason = message.lines().find(|line| out_of_memory(line) || says(&plain(line), &LIMITS))?;

@@ -6,7 +6,7 @@ use bellows_cli::{Bar, Context, Exit, Failure, Signals, Usage, join_pool, note, 
 use bellows_learner::{EvalContext, Shared};
 use bellows_runs::{results_dir, write_atomic_with};
 use bellows_yolo::config::{Cache, TrainConfig};
-use bellows_yolo::data::Split;
+use bellows_yolo::data::{DataError, Split};
 use bellows_yolo::metrics::table_header;
 use bellows_yolo::{
     Page, Predictions, SplitData, Submitted, Template, TrainError, ValSet, Validation, Verdict, WeightFile, can_submit, validate,
@@ -146,7 +146,11 @@ pub(crate) fn run(matches: &ArgMatches, _: &Signals) -> Result<(), Failure> {
         None => validate(&model, &data.set, &config, &mut context),
     };
     bar.finish("");
-    let validation = validation.map_err(TrainError::Validation)?;
+    // Images that cannot be read are the data's fault.
+    let validation = validation.map_err(|error| match error.downcast::<DataError>() {
+        Ok(data) => Failure::from(*data),
+        Err(error) => Failure::from(TrainError::Validation(error)),
+    })?;
     validation.unreadable.iter().for_each(|reason| note(&format!("left out: {reason}")));
     tell(&validation, &data.names, tell_people);
 

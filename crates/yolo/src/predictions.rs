@@ -9,7 +9,8 @@ use crate::boxes::Detection;
 use crate::data::CocoIds;
 use crate::validate::{Kept, ValSet, Validation};
 
-/// What was found in the images of a set that kept its detections, as one list. It is made while it is written: all of it takes ten times what the detections do.
+/// What was found in the images of a set that kept its detections, as one list. It is made while it is serialised: all of it as values
+/// takes ten times what the detections do. `val` writes it so, and a run makes its bytes first.
 pub struct Predictions<'a> {
     /// The set.
     pub set: &'a ValSet,

@@ -71,12 +71,11 @@ impl Coded for TrainError {
             Self::Learn(error) => error.exit(),
             Self::Weights(error) => error.exit(),
             Self::Memory(error) => error.exit(),
-            // Images that cannot be read are the data's fault, and the device may fail.
+            // The device may fail. Images that the run has read before may be there again in a minute: a supervisor tries once more.
             Self::Validation(error) => {
-                let data = error.downcast_ref::<DataError>().map(Coded::exit);
                 let learner = error.downcast_ref::<LearnError>().map(Coded::exit);
                 let tiles = error.downcast_ref::<PredictError>().map(Coded::exit);
-                data.or(learner).or(tiles).unwrap_or(Exit::Failed)
+                learner.or(tiles).unwrap_or(Exit::Failed)
             }
             Self::Undecoded => Exit::Failed,
         }
@@ -338,9 +337,11 @@ mod tests {
     #[test]
     fn a_validation_ends_with_the_code_of_what_stopped_it() {
         let code = |error: TaskError| TrainError::Validation(error).exit();
-        assert_eq!(code(DataError::Invalid("torn".into()).into()), Exit::Usage);
+        assert_eq!(code(DataError::Invalid("torn".into()).into()), Exit::Failed);
         assert_eq!(code(LearnError::Device("gone".into()).into()), Exit::Device);
-        assert_eq!(code(PredictError::Device("gone".into()).into()), Exit::Device);
+        assert_eq!(code(PredictError::Device(LearnError::Device("gone".into())).into()), Exit::Device);
+        let shortage = std::io::Error::other("out of memory");
+        assert_eq!(code(PredictError::Device(LearnError::unread("boxes", &shortage)).into()), Exit::Failed);
         assert_eq!(code("nobody knows".into()), Exit::Failed);
     }
 

@@ -455,7 +455,8 @@ pub(crate) fn targets(batch: &Batch) -> Vec<(u32, Label)> {
     batch.targets.iter().map(|t| (t.image, t.label)).collect()
 }
 
-fn host<const D: usize>(tensor: Tensor<D>) -> Result<Vec<f32>, LearnError> {
+/// What the device has computed.
+pub(crate) fn host<const D: usize>(tensor: Tensor<D>) -> Result<Vec<f32>, LearnError> {
     tensor.try_into_vec_as::<f32>().map_err(|error| LearnError::unread("what a model says of images", &error))
 }
 

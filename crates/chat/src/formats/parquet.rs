@@ -7,7 +7,7 @@ use parquet::errors::ParquetError;
 use parquet::file::reader::FileReader;
 use parquet::file::serialized_reader::SerializedFileReader;
 use parquet::record::{Field, Row};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::Fault;
 
@@ -84,10 +84,11 @@ fn object(row: &Row) -> Value {
     row.get_column_iter().map(|(name, field)| (name.clone(), value(field))).collect()
 }
 
-/// Text may stand in bytes that nothing calls text, where the library's own conversion is base64. Bytes that are none are null.
+/// Text may stand in bytes that nothing calls text, where the library's own conversion is base64. Bytes that are none are an object, which stands for no
+/// text anywhere: null would be a field that is not given.
 fn value(field: &Field) -> Value {
     match field {
-        Field::Bytes(bytes) => bytes.as_utf8().map_or(Value::Null, Value::from),
+        Field::Bytes(bytes) => bytes.as_utf8().map_or_else(|_| json!({ "bytes": bytes.len() }), Value::from),
         Field::Group(row) => object(row),
         Field::ListInternal(list) => list.elements().iter().map(value).collect(),
         Field::MapInternal(map) => map.entries().iter().map(|(key, field)| (name(key), value(field))).collect(),

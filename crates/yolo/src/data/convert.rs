@@ -7,12 +7,12 @@
 //! Two images of one name in different folders get different names: the second is called by its folders too. A name counts without its suffix
 //! and without case, for `a.jpg` and `a.png` share a label file, and `A.jpg` and `a.jpg` share a place on some systems.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
 use std::io::{BufWriter, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::description::{DataConfig, Split};
 use super::error::DataError;
@@ -54,7 +54,7 @@ pub struct Converted {
     pub renamed: usize,
     /// Of the images, those that were to be links and are copies.
     pub copied: usize,
-    /// What the scans have to say.
+    /// What the scans have to say, and which settings were left out.
     pub lines: Vec<String>,
 }
 
@@ -156,8 +156,30 @@ fn write(
         made.objects += found.all_labels().len();
         written.push(name);
     }
-    describe(&config, form, images, root, &written)?;
+    let (settings, left_out) = suitable(&config, form);
+    let told = || format!("left out of `settings`, for nothing in the copy says what they go by: {}", left_out.join(", "));
+    made.lines.extend((!left_out.is_empty()).then(told));
+    describe(&DataConfig { settings, ..config }, form, images, root, &written)?;
     Ok(made)
+}
+
+/// The source's settings that a run on the copy can have, and the names of the others: what a COCO file tells of an image beside its boxes is in no copy, and in
+/// shards not even a folder that says which clip it is of.
+fn suitable(config: &DataConfig, form: Form) -> (BTreeMap<String, Value>, Vec<&'static str>) {
+    let (mut settings, mut left_out): (_, Vec<&'static str>) = (config.settings.clone(), Vec::new());
+    let shards = matches!(form, Form::Shards(_));
+    let names: &[&'static str] = if shards { &["group_by", "frames", "frame_stride", "background"] } else { &["group_by"] };
+    left_out.extend(names.iter().copied().filter(|name| settings.remove(*name).is_some()));
+    if shards
+        && let Some(Value::Object(sampler)) = settings.get_mut("sampler")
+        && sampler.remove("clips").is_some()
+    {
+        left_out.push("sampler: clips");
+        if sampler.is_empty() {
+            settings.remove("sampler");
+        }
+    }
+    (settings, left_out)
 }
 
 /// Brings the images of a split to `root/images/NAME` and gives their names there (those they have in the source, if they stay).
@@ -257,7 +279,7 @@ fn coco_labels(found: &Scan, placed: &[String], names: &[String], root: &Path, n
 }
 
 fn coco_text(found: &Scan, placed: &[String], names: &[String], out: &mut impl Write) -> std::io::Result<()> {
-    let list = |out: &mut dyn Write, items: &mut dyn Iterator<Item = serde_json::Value>| -> std::io::Result<()> {
+    let list = |out: &mut dyn Write, items: &mut dyn Iterator<Item = Value>| -> std::io::Result<()> {
         for (i, item) in items.enumerate() {
             write!(out, "{}{item}", if i == 0 { "\n" } else { ",\n" })?;
         }

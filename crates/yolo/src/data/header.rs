@@ -115,8 +115,12 @@ pub(crate) fn check_complete(format: ImageFormat, bytes: &[u8]) -> Result<(), St
     if ended { Ok(()) } else { Err("truncated: the end marker is missing".into()) }
 }
 
-/// Whether there is an end marker behind where the pixels of a JPEG begin: the one of a thumbnail is before that.
+/// Whether there is an end marker behind where the pixels of a whole JPEG begin: the one of a thumbnail is before that. Decoders pass over stray bytes
+/// between two segments, from which on any end marker counts.
 fn scan_ends(jpeg: &[u8]) -> bool {
+    if !jpeg.starts_with(&[0xFF, 0xD8]) {
+        return false;
+    }
     let mut at = 2;
     while let [0xFF, marker, high, low, ..] = jpeg.get(at..).unwrap_or_default() {
         if *marker == 0xFF {
@@ -125,10 +129,10 @@ fn scan_ends(jpeg: &[u8]) -> bool {
         }
         at += 2 + usize::from(u16::from_be_bytes([*high, *low]));
         if *marker == 0xDA {
-            return jpeg.get(at..).is_some_and(|scan| scan.windows(2).any(|w| w == [0xFF, 0xD9]));
+            break;
         }
     }
-    false
+    jpeg.get(at..).is_some_and(|rest| rest.windows(2).any(|w| w == [0xFF, 0xD9]))
 }
 
 fn parse<R: std::io::BufRead + Seek>(reader: R, format: ImageFormat) -> Result<Header, String> {

@@ -159,9 +159,11 @@ pub(crate) mod tests {
         let (long, small) = ([whole.clone(), vec![0; 1 << 20]].concat(), jpeg(16, 16));
         let length = (small.len() as u16 + 2).to_be_bytes();
         let torn = [&whole[..2], b"\xFF\xE1".as_slice(), length.as_slice(), small.as_slice(), &whole[2..whole.len() - 2]].concat();
+        // Bytes that belong to no segment, behind a comment.
+        let stray = [&whole[..2], b"\xFF\xFE\x00\x04ab\x00\x00".as_slice(), &appended[2..]].concat();
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("picture.jpg");
-        for (bytes, ended) in [(&whole, true), (&appended, true), (&long, true), (&torn, false)] {
+        for (bytes, ended) in [(&whole, true), (&appended, true), (&long, true), (&stray, true), (&torn, false)] {
             std::fs::write(&path, bytes).unwrap();
             let told = [decode(bytes, "picture").err().map(|e| e.to_string()), header::read(&path).err()];
             let right = told.iter().all(|told| told.as_ref().map_or(ended, |told| !ended && told.contains("truncated")));

@@ -10,6 +10,7 @@ pub mod tiles;
 pub mod video;
 
 use bellows_exit::{Coded, Exit};
+use bellows_learner::LearnError;
 use burn::tensor::Device;
 use rayon::prelude::*;
 
@@ -19,6 +20,7 @@ use crate::data::{DataError, Frame, Letterbox, Size, letterbox};
 use crate::metrics::{NmsConfig, nms};
 use crate::model::Fused;
 use crate::upload::upload;
+use crate::validate::host;
 use tiles::{Merge, Tiling};
 
 /// How to look.
@@ -47,16 +49,16 @@ pub enum PredictError {
     /// An image that cannot be brought to the network's size.
     #[error(transparent)]
     Data(#[from] DataError),
-    /// The device failed.
-    #[error("the device cannot hand its results back: {0}")]
-    Device(String),
+    /// The device cannot hand its results back.
+    #[error(transparent)]
+    Device(#[from] LearnError),
 }
 
 impl Coded for PredictError {
     fn exit(&self) -> Exit {
         match self {
             Self::Data(error) => error.exit(),
-            Self::Device(_) => Exit::Device,
+            Self::Device(error) => error.exit(),
         }
     }
 }
@@ -118,7 +120,7 @@ impl Predictor {
         let input = [frames.len(), channels, shape.height as usize, shape.width as usize];
         let images = upload(&pixels, input, self.model.channels(), &self.device);
         let decoded = self.model.decode(&self.model.forward(images));
-        let decoded: Vec<f32> = decoded.try_into_vec_as::<f32>().map_err(|e| PredictError::Device(e.to_string()))?;
+        let decoded: Vec<f32> = host(decoded)?;
         let (nc, per_image) = (self.model.nc(), decoded.len() / frames.len().max(1));
         let found = decoded.par_chunks(per_image.max(1)).zip(&places).map(|(prediction, place)| {
             let mut found = nms(prediction, nc, per_image / (4 + nc), &self.config.nms);

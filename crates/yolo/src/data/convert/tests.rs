@@ -95,16 +95,34 @@ fn what_suits_the_data_goes_along() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::create_dir(dir.path().join("source")).unwrap();
     source(&dir.path().join("source"));
-    let settings =
-        "range: [2900, 3400.5]\nsettings: {percentile_of: frame, lr0: 0.00001, cos_lr: true, sampler: {clips: balanced, empty: 0.1}}\n";
+    let settings = "range: [2900, 3400.5]\nsettings: {percentile_of: frame, lr0: 0.00001, cos_lr: true, group_by: [clip], frames: 2, \
+                    sampler: {clips: balanced, empty: 0.1}}\n";
     let yaml = dir.path().join("source/data.yaml");
     std::fs::write(&yaml, std::fs::read_to_string(&yaml).unwrap() + settings).unwrap();
     let first = open(&yaml);
-    assert_eq!(first.settings.len(), 5);
-    let out = dir.path().join("shards");
-    into(&first, Form::Shards(Packing { samples: 2, shuffle: false }), Images::Copy, &out).unwrap();
-    let second = open(&out);
-    assert_eq!((second.settings, second.notes), (first.settings, Vec::<String>::new()));
+    assert_eq!(first.settings.len(), 7);
+    let (mut of_files, mut of_shards) = (first.settings.clone(), first.settings.clone());
+    of_files.remove("group_by");
+    of_shards.retain(|name, _| !["group_by", "frames"].contains(&name.as_str()));
+    of_shards.insert("sampler".into(), json!({ "empty": 0.1 }));
+    let shards = Form::Shards(Packing { samples: 2, shuffle: false });
+    let copies = [
+        ("yolo", Form::Yolo, &of_files, "group_by"),
+        ("coco", Form::Coco, &of_files, "group_by"),
+        ("shards", shards, &of_shards, "group_by, frames, sampler: clips"),
+    ];
+    for (name, form, settings, left_out) in copies {
+        let out = dir.path().join(name);
+        let lines = into(&first, form, Images::Copy, &out).unwrap().lines;
+        let told = format!("left out of `settings`, for nothing in the copy says what they go by: {left_out}");
+        assert_eq!(lines.last(), Some(&told));
+        let second = open(&out);
+        assert_eq!((&second.settings, second.notes), (settings, Vec::<String>::new()));
+    }
+    // A sampler of nothing else is none, and what is not there is not told of.
+    let only = |settings: serde_json::Value| DataConfig { settings: serde_json::from_value(settings).unwrap(), ..first.clone() };
+    assert_eq!(suitable(&only(json!({ "sampler": { "clips": "balanced" } })), shards), (BTreeMap::new(), vec!["sampler: clips"]));
+    assert_eq!(suitable(&only(json!({})), shards), (BTreeMap::new(), vec![]));
 }
 
 #[test]

@@ -110,10 +110,14 @@ pub enum LearnError {
 }
 
 impl LearnError {
-    /// Wraps a task's failure with what was being done. One that is told in these words already, as a lost device, stays what it is.
+    /// Wraps a task's failure with what was being done. A device that fails stays one: it has an exit code of its own, and says what it was asked for.
     pub fn task(what: impl Into<String>) -> impl FnOnce(TaskError) -> Self {
         let what = what.into();
-        move |source| source.downcast::<Self>().map_or_else(|source| Self::Task { what, source }, |own| *own)
+        move |source| match source.downcast::<Self>() {
+            Ok(own) if matches!(*own, Self::Device(_)) => *own,
+            Ok(own) => Self::Task { what, source: own },
+            Err(source) => Self::Task { what, source },
+        }
     }
 
     /// The device cannot hand back `what`, with all that it says of it. One whose memory ran out, and which serves on, has not failed.
@@ -168,7 +172,7 @@ mod tests {
         }
         let error = unread("out of memory");
         assert_eq!(error.exit(), Exit::Failed);
-        let told = "reading the loss: the device has no memory for it, smaller batches take less: the first checkpoint could not be saved: out of memory";
+        let told = "evaluation: reading the loss: the device has no memory for it, smaller batches take less: the first checkpoint could not be saved: out of memory";
         assert_eq!(in_words(&error), told);
         let other = LearnError::task("evaluation")("a file is torn".into());
         assert_eq!((other.to_string().as_str(), other.exit()), ("evaluation", Exit::Failed));

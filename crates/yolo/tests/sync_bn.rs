@@ -103,13 +103,13 @@ fn ranks_that_share_statistics_train_on_one_batch() {
     let whole = pass(&(0..IMAGES).collect::<Vec<_>>());
     // What rounding alone makes of 57 layers: the same images in other orders. A sum of n products of either sign is off by 6e-8 sqrt(n / 2) at most, 2e-6 for the widest of
     // these; layers add such errors as a random walk, and normalisation of random weights makes what comes in by a layer larger in the ones before it. That ends at about
-    // 1e-5 for the first layers of a network of f32. The gradient as a whole is held to 1e-5 (9.8e-6 for two ranks on AVX2, where an order alone makes 9.3e-6); a tensor by itself
-    // to that, or to three times what an order does.
+    // 1e-5 for the first layers of a network of f32. The gradient as a whole is held to 1e-5, or to one and a half times what an order does (9.8e-6 for two ranks on AVX2, where an order
+    // alone makes 9.3e-6; 1.2e-5 and 1.0e-5 on AVX-512); a tensor by itself to that, or to three times what an order does.
     let turned = (0..IMAGES).rev().collect::<Vec<_>>();
     let halves = (0..IMAGES).map(|i| (i + IMAGES / 2) % IMAGES).collect::<Vec<_>>();
     let apart = (0..IMAGES).map(|i| i * 2 % IMAGES + i * 2 / IMAGES).collect::<Vec<_>>();
     let orders = [turned, halves, apart].map(|order| [pass(&order)]);
-    let [_, rounding, _] = distances(&orders[0], &whole);
+    let rounding = orders.iter().map(|order| distances(order, &whole)[1]).fold(0.0, f64::max);
     let orders = orders.each_ref().map(|order| by_tensor(order, &whole));
     let most = |name: &str| orders.iter().map(|order| 3.0 * order[name]).fold(1e-5, f64::max);
     for ranks in [2, 4] {
@@ -125,7 +125,10 @@ fn ranks_that_share_statistics_train_on_one_batch() {
             most(worst)
         );
         assert!(*error <= most(worst), "{ranks} ranks: the gradient of {worst} is {error} off, of {}", most(worst));
-        assert!(items < 1e-6 && gradients <= 1e-5 && running < 1e-5, "{ranks} ranks: {items} {gradients} {running}");
+        assert!(
+            items < 1e-6 && gradients <= f64::max(1e-5, 1.5 * rounding) && running < 1e-5,
+            "{ranks} ranks: {items} {gradients} {running}"
+        );
     }
     let [items, gradients, running] = distances(&together(2, false), &whole);
     assert!(items > 1e-3 && gradients > 1e-2 && running > 1e-3, "each by itself it is another one: {items} {gradients} {running}");

@@ -7,6 +7,7 @@ use std::rc::Rc;
 use bellows_runs::{Again, Checkpoint, Journal, LoadError};
 use serde_json::{Map, Value, json};
 
+use crate::attempt::{Failure, attempt};
 use crate::error::LearnError;
 use crate::log;
 use crate::observe::EpochReport;
@@ -16,7 +17,6 @@ use crate::profile::describe;
 use crate::run::{Outcome, Run};
 use crate::settle::settle;
 use crate::shared::Shared;
-use crate::shortage::{Failure, attempt};
 use crate::task::{EvalContext, Evaluation, Interrupted, Task};
 use crate::tensorboard;
 

@@ -6,6 +6,7 @@
 
 mod adaptive;
 mod arenas;
+mod attempt;
 pub mod bench;
 mod config;
 mod counters;

@@ -9,12 +9,13 @@ use burn::tensor::{Device, Tensor, TensorData};
 use serde::{Deserialize, Serialize};
 
 use crate::arenas::Arenas;
+use crate::attempt::{Failure, attempt};
 use crate::error::{LearnError, in_words};
 use crate::grads::{GradBuffer, read};
 use crate::layout::Layout;
 use crate::overlap::{Buckets, summed};
 use crate::ranks::Ranks;
-use crate::shortage::{Failure, Shortage, attempt};
+use crate::shortage::Shortage;
 use crate::task::StepOutput;
 use crate::wire::tell;
 

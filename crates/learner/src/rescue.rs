@@ -11,10 +11,11 @@
 use bellows_runs::{Latest, LoadError};
 use serde_json::json;
 
+use crate::attempt::attempt;
 use crate::counters::Counters;
 use crate::error::{LearnError, TaskError};
 use crate::run::Run;
-use crate::shortage::{Shortage, attempt};
+use crate::shortage::Shortage;
 use crate::state::COUNTERS;
 use crate::task::Task;
 use crate::train::TooLarge;

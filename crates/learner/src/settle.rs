@@ -2,9 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::attempt::Failure;
 use crate::error::{LearnError, in_words};
 use crate::shared::{Elsewhere, Shared};
-use crate::shortage::{Failure, Shortage};
+use crate::shortage::Shortage;
 use crate::task::{Evaluation, Interrupted};
 use crate::wire::tell;
 

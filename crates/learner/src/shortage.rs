@@ -6,13 +6,8 @@
 //! up the device: then it is said to be poisoned, or lost, as well.
 
 use std::any::Any;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::Once;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bellows_kernels::cube::out_of_memory;
-
-use crate::error::LearnError;
 
 /// What wgpu-core calls its limits of one buffer, to which a smaller batch keeps; in lower case, `_` and `-` taken for spaces.
 const LIMITS: [&str; 2] = ["maximum buffer size", "buffer binding size"];
@@ -38,49 +33,11 @@ impl Shortage {
         Some(Self { reason: reason.trim().into(), lost: says(&plain(message), &LOST) })
     }
 
-    fn of_panic(payload: &(dyn Any + Send)) -> Option<Self> {
+    /// What a panic says of memory.
+    pub(crate) fn of_panic(payload: &(dyn Any + Send)) -> Option<Self> {
         let text = payload.downcast_ref::<String>().map(String::as_str).or_else(|| payload.downcast_ref::<&str>().copied());
         text.and_then(Self::of)
     }
-}
-
-/// Why work on the device failed.
-pub(crate) enum Failure {
-    /// It ran out of memory.
-    Memory(Shortage),
-    /// Anything else.
-    Other(LearnError),
-}
-
-/// Does `work` on the device and tells a shortage of memory, be it an error or a panic, from other failures. Other panics go on.
-pub(crate) fn attempt<T>(work: impl FnOnce() -> Result<T, LearnError>) -> Result<T, Failure> {
-    static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
-    static HOOK: Once = Once::new();
-    // A panic that is caught here is told as a notice, not across a progress bar; every other one is printed as ever.
-    HOOK.call_once(|| {
-        let hook = std::panic::take_hook();
-        std::panic::set_hook(Box::new(move |info| {
-            if UNDER_WAY.load(Ordering::Relaxed) == 0 || Shortage::of_panic(info.payload()).is_none() {
-                hook(info);
-            }
-        }));
-    });
-    UNDER_WAY.fetch_add(1, Ordering::Relaxed);
-    let done = catch_unwind(AssertUnwindSafe(work));
-    UNDER_WAY.fetch_sub(1, Ordering::Relaxed);
-    match done {
-        Ok(Ok(value)) => Ok(value),
-        Ok(Err(error)) => Err(Shortage::of(&with_causes(&error)).map_or(Failure::Other(error), Failure::Memory)),
-        Err(panic) => match Shortage::of_panic(&*panic) {
-            Some(shortage) => Err(Failure::Memory(shortage)),
-            None => resume_unwind(panic),
-        },
-    }
-}
-
-fn with_causes(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(Some(error), |error| error.source());
-    causes.map(ToString::to_string).collect::<Vec<_>>().join("\n")
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use burn::module::Module;
 use burn::tensor::{DType, Device, Tensor};
 
 use crate::arenas::Arenas;
+use crate::attempt::{Failure, attempt};
 use crate::error::LearnError;
 use crate::grads::{GradBuffer, read};
 use crate::layout::Layout;
@@ -13,7 +14,6 @@ use crate::optim::Optimizer;
 use crate::profile::{Stage, StepTimes, Stopwatch};
 use crate::ranks::Ranks;
 use crate::schedule::Hyper;
-use crate::shortage::{Failure, attempt};
 use crate::state::RunState;
 use crate::task::{Draw, Group, StepOutput, Task};
 use crate::together::together;

@@ -7,9 +7,9 @@ use std::rc::Rc;
 use bellows_kernels::with_parts;
 use bellows_ranks::{Exchange, ExchangeError};
 
+use crate::attempt::Failure;
 use crate::error::LearnError;
 use crate::ranks::Ranks;
-use crate::shortage::Failure;
 use crate::wire::tell;
 
 /// What `pass` makes of this rank's part of a batch, while the other ranks, if there are any to share it with, pass over theirs.

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use serde_json::json;
 
+use crate::attempt::Failure;
 use crate::counters::Counters;
 use crate::error::{LearnError, TaskError};
 use crate::log::step_fields;
@@ -14,7 +15,7 @@ use crate::profile::StepTimes;
 use crate::run::Run;
 use crate::scaling::LossScale;
 use crate::schedule::{Hyper, Schedule};
-use crate::shortage::{Failure, Shortage};
+use crate::shortage::Shortage;
 use crate::step::{StepContext, StepReport, try_step};
 use crate::task::{Draw, Task, Unreadable};
 use crate::tensorboard;

@@ -21,6 +21,7 @@ pub mod plots;
 pub mod predict;
 mod predictions;
 mod preprocessing;
+mod readback;
 mod recognise;
 mod rect;
 mod source;

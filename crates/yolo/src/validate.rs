@@ -3,9 +3,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use bellows_learner::{EvalContext, Interrupted, LearnError, Loader, TaskError};
+use bellows_learner::{EvalContext, Interrupted, Loader, TaskError};
 use burn::data::dataset::Dataset;
-use burn::tensor::Tensor;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
@@ -22,6 +21,7 @@ use crate::metrics::{
 use crate::model::Fused;
 use crate::predict::tiles::Tiling;
 use crate::predict::{PredictConfig, Predictor};
+use crate::readback::host;
 use crate::upload::upload;
 
 /// A validation set and the sizes of its images, which decide how they are batched.
@@ -453,11 +453,6 @@ pub(crate) fn truths_of(batch: &Batch, image: u32, width: f32, height: f32) -> V
 /// Each label of a batch with the index of its image.
 pub(crate) fn targets(batch: &Batch) -> Vec<(u32, Label)> {
     batch.targets.iter().map(|t| (t.image, t.label)).collect()
-}
-
-/// What the device has computed.
-pub(crate) fn host<const D: usize>(tensor: Tensor<D>) -> Result<Vec<f32>, LearnError> {
-    tensor.try_into_vec_as::<f32>().map_err(|error| LearnError::unread("what a model says of images", &error))
 }
 
 #[cfg(test)]

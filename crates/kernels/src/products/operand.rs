@@ -284,8 +284,8 @@ impl<'a> Operand<'a> {
         for row in share(part)..share(part + 1) {
             let at = row * self.stride;
             match self.values {
-                Stored::F32(values) => s.prefetch_read(&values[at + within.start..at + within.end]),
-                Stored::Bf16(values) => s.prefetch_read(&values[at + within.start..at + within.end]),
+                Stored::F32(values) => s.prefetch(&values[at + within.start..at + within.end], false),
+                Stored::Bf16(values) => s.prefetch(&values[at + within.start..at + within.end], false),
                 // These are decoded before they are packed.
                 Stored::F16(_) | Stored::Packed(_) => {}
             }

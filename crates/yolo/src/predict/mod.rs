@@ -19,8 +19,8 @@ use crate::config::STRIDE;
 use crate::data::{DataError, Frame, Letterbox, Size, letterbox};
 use crate::metrics::{NmsConfig, nms};
 use crate::model::Fused;
+use crate::readback::host;
 use crate::upload::upload;
-use crate::validate::host;
 use tiles::{Merge, Tiling};
 
 /// How to look.

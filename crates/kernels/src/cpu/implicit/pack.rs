@@ -126,7 +126,7 @@ pub fn pack_strip<S: Simd>(s: S, view: &View, image: Planes<'_>, row: usize, row
             }
             let run = row..row + rows;
             for next in next {
-                s.prefetch_read(next.get(run.clone()).unwrap_or(&[]));
+                s.prefetch(next.get(run.clone()).unwrap_or(&[]), false);
             }
             let (cells, behind) = plane.split_at_mut(rows);
             copy_cells(s, 1, &low[run.clone()], high.get(run).unwrap_or(&[]), cells);
@@ -155,7 +155,7 @@ pub fn pack_strip<S: Simd>(s: S, view: &View, image: Planes<'_>, row: usize, row
                     // A strip has too few rows of a channel for the processor to foresee the next channel's.
                     if p == 0 {
                         for next in next {
-                            s.prefetch_read(next.get(line.clone()).unwrap_or(&[]));
+                            s.prefetch(next.get(line.clone()).unwrap_or(&[]), false);
                         }
                     }
                     let from = (column.start + (column.first * view.step[1]) as isize) as usize;
@@ -199,7 +199,7 @@ impl<'a> Ahead<'a> {
     pub fn advance<S: Simd>(&mut self, s: S, mut n: usize) {
         while n > 0 && self.channel < self.planes.len() {
             let step = n.min(self.part.end - self.at);
-            s.prefetch_read(&self.planes[self.channel][self.at..][..step]);
+            s.prefetch(&self.planes[self.channel][self.at..][..step], false);
             n -= step;
             self.at += step;
             if self.at == self.part.end {

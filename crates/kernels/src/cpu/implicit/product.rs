@@ -322,7 +322,7 @@ impl Task for Strip<'_, '_> {
                             let rows = (count * S::MR).min(out.len());
                             if last {
                                 for out in &out[..rows] {
-                                    s.prefetch_write(&out[target.clone()]);
+                                    s.prefetch(&out[target.clone()], true);
                                 }
                             }
                             let at = (phase * panels + panel) * tile_len;

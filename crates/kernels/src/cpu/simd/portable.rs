@@ -206,9 +206,7 @@ impl<C: Cells, const L: usize, const MR: usize> Simd for Arrays<C, L, MR> {
         map2(low, high, C::cell)
     }
     #[inline(always)]
-    fn prefetch_read<T>(self, _: &[T]) {}
-    #[inline(always)]
-    fn prefetch_write(self, _: &[f32]) {}
+    fn prefetch<T>(self, _: &[T], _: bool) {}
     #[inline(always)]
     fn tile(self, _: &mut (), t: Tile<'_, '_>) {
         t.check(MR, L);

@@ -287,12 +287,11 @@ macro_rules! inherit_vectors {
             interleave2(even: Self::V, odd: Self::V) -> (Self::V, Self::V);
             transpose(src: &[f32], src_stride: usize, rows: usize, cols: usize, dst: &mut [f32], dst_stride: usize);
             transpose_rows(src: &[f32], src_stride: usize, rows: usize, dst: &mut [&mut [f32]], at: usize);
-            prefetch_write(src: &[f32]);
         }
 
         #[inline(always)]
-        fn prefetch_read<T>(self, src: &[T]) {
-            self.0.prefetch_read(src);
+        fn prefetch<T>(self, src: &[T], write: bool) {
+            self.0.prefetch(src, write);
         }
     };
 }
@@ -428,10 +427,8 @@ pub trait Simd: Copy + Send + Sync + 'static {
         }
     }
 
-    /// Asks for the cache lines of `src` in the second-level cache; only a hint, which may do nothing.
-    fn prefetch_read<T>(self, src: &[T]);
-    /// The same with the intention to write them.
-    fn prefetch_write(self, src: &[f32]);
+    /// Asks for the cache lines of `src` in the second-level cache, or in the first to write them; only a hint, which may do nothing.
+    fn prefetch<T>(self, src: &[T], write: bool);
 
     /// The nearest numbers of 8 significant bits, which a bf16 holds exactly: Veltkamp's splitting, for magnitudes below 2^111.
     #[inline(always)]

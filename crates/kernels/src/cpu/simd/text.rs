@@ -35,12 +35,8 @@ pub(super) fn prefetch<const TO: i32>(p: *const f32) {
 /// Asks for all cache lines that these values are on: a row begins anywhere in its first one.
 #[inline(always)]
 pub(super) fn prefetch_lines<const TO: i32, T>(src: &[T]) {
-    const LINE: usize = 64;
     let (start, bytes) = (src.as_ptr().cast::<u8>(), size_of_val(src));
-    let before = start.addr() % LINE;
-    for at in (0..before + bytes).step_by(LINE) {
-        prefetch::<TO>(start.wrapping_sub(before).wrapping_add(at).cast());
-    }
+    (0..bytes).step_by(64).chain(bytes.checked_sub(1)).for_each(|at| prefetch::<TO>(start.wrapping_add(at).cast()));
 }
 
 /// The micro-kernels of a set of instructions, its features and its masks given. What they are made of are constants and functions of its module:
@@ -271,12 +267,8 @@ macro_rules! vectors {
             unsafe { transpose_rows(src, src_stride, rows, dst, at) }
         }
         #[inline(always)]
-        fn prefetch_read<T>(self, src: &[T]) {
-            prefetch_lines::<SECOND, _>(src);
-        }
-        #[inline(always)]
-        fn prefetch_write(self, src: &[f32]) {
-            prefetch_lines::<WRITE, _>(src);
+        fn prefetch<T>(self, src: &[T], write: bool) {
+            if write { prefetch_lines::<WRITE, T>(src) } else { prefetch_lines::<SECOND, T>(src) }
         }
     };
 }

@@ -78,7 +78,7 @@ impl Task for Timed<'_, '_> {
                     match self.work {
                         Work::Packed(all) if next.start < depth => {
                             let (tile, share) = (&all[place(next.start, behind)..][..slot], |i: usize| slot * i / parts);
-                            s.prefetch_read(&tile[share(i)..share(i + 1)]);
+                            s.prefetch(&tile[share(i)..share(i + 1)], false);
                         }
                         Work::Packed(_) => {}
                         Work::All | Work::Packing => right.prefetch(s, next.clone(), tile_of(behind), i, parts),

@@ -5,6 +5,7 @@
 //! The file is a convenience: unreadable or unwritable, the probe simply runs again.
 
 use crate::adapter::Adapter;
+use crate::child::FAULT_VARIABLE;
 use crate::facts::{changes_drivers, cpu_name};
 use crate::options::{ProbeOptions, Shape, Work};
 use crate::plan::Plan;
@@ -43,7 +44,7 @@ impl Key {
         let text = |text: OsString| text.to_string_lossy().into_owned();
         // Those that choose a card or a driver are not among them, for the key has both. The child's own are given after those that it inherits.
         let variables = env::vars_os().chain(options.env.iter().cloned()).map(|(name, value)| (text(name), text(value)));
-        let variables = variables.filter(|(name, _)| changes_drivers(name));
+        let variables = variables.filter(|(name, _)| changes_drivers(name) || name == FAULT_VARIABLE);
         Self {
             adapter: adapter.to_string(),
             pci: adapter.pci.clone(),

@@ -3,14 +3,13 @@
 //! Reads only. `/dev/kfd` is judged by its mode and our groups rather than opened, because opening it talks to the driver.
 
 use crate::adapter::{Adapter, Backend};
-use crate::child::FAULT_VARIABLE;
 use crate::options::Work;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
 /// Variables that change how GPU drivers behave, by prefix.
-const PREFIXES: [&str; 20] = [
+const PREFIXES: [&str; 19] = [
     "HSA_",
     "HIP_",
     "ROCR_",
@@ -30,7 +29,6 @@ const PREFIXES: [&str; 20] = [
     "NVK_",
     "CUBECL_",
     "BURN_",
-    FAULT_VARIABLE,
 ];
 
 /// Of these the ones that choose a driver or a card, which is then what it was; by the ends of their names.

@@ -85,7 +85,7 @@ pub fn worth_a_task(values: usize) -> usize {
 pub const DOTS: usize = 32;
 /// Fewest rows of a matrix product's task that packs columns of its own.
 pub const FEWEST_ROWS: usize = 64;
-/// Most tiles of columns of a matrix product's task, and where a unit for matrices multiplies them.
+/// Most tiles of columns of a matrix product's task, and where pairs are multiplied, by which a panel's rows are soon over.
 pub const MOST_TILES: [usize; 2] = [16, 64];
 /// Positives of a task of a detector's loss: some ten microseconds.
 pub const POSITIVES: usize = 8;

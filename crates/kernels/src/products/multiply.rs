@@ -60,7 +60,7 @@ impl Division {
         // A task's rows of a block of the sum stay in half of the second-level cache while tile after tile of columns passes over them.
         let fewest = rows.div_ceil((machine().second.bytes / 2 / (BLOCK * size_of::<f32>())).max(FEWEST_ROWS));
         let parts = fewest..=rows.div_ceil(FEWEST_ROWS).clamp(fewest, fewest + 4 * threads);
-        let most = MOST_TILES[usize::from(form.group > 1)];
+        let most = MOST_TILES[usize::from(form.terms > 1)];
         let splits = parts.flat_map(|parts| (1..=tiles.min(most)).map(move |across| (panels.div_ceil(parts), across)));
         let time = |&(down, across): &(usize, usize)| {
             let task = Self::task(down, across, form);
@@ -74,10 +74,11 @@ impl Division {
 
     /// The estimated time of a task, in products of one panel and one tile. Packing a vector takes as long as some 13 or 16 multiply-adds of vectors, whatever
     /// the set of instructions: of AVX-512's 8 rows and 48 columns a tile as long as 1.6 products and a panel as a third of one (Zen 5), of AVX2's 4 and 24
-    /// twice that (Zen 3); where a unit multiplies, at so many times that rate. It chooses tasks, and no order of a sum.
+    /// twice that (Zen 3), and of pairs of bf16, a cell of which is one multiply-add but two terms, twice it again; where a unit multiplies, at so many times
+    /// that rate. It chooses tasks, and no order of a sum.
     fn task(down: usize, across: usize, form: Form) -> f64 {
         let [tile, panel] = match form.group {
-            1 => [12.8 / form.panel as f64, 16.0 / form.nr as f64],
+            1 => [12.8 / form.panel as f64, 16.0 / form.nr as f64].map(|products| products * form.terms as f64),
             _ => [1.6, 0.33].map(|products| products * UNIT_RATE),
         };
         (down * across) as f64 + tile * across as f64 + panel * down as f64

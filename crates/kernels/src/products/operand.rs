@@ -292,41 +292,52 @@ impl<'a> Operand<'a> {
         }
     }
 
-    /// `count` lines of f32s from `first` on as [`pack`](Self::pack) does: square by square, and of half a vector two squares at a time.
+    /// The values from `at` on as cells, where some terms of a line are so already: f32s, or an even number of bf16s of which each two are one.
     #[inline(always)]
-    #[allow(clippy::too_many_arguments, reason = "those of pack, taken apart")]
-    fn transpose<S: Simd>(&self, s: S, values: &[f32], terms: Range<usize>, first: usize, count: usize, width: usize, out: &mut [f32]) {
-        let line = &values[first * self.stride..];
-        let mut term = terms.start;
-        if (count, width) == (S::LANES / 2, S::LANES / 2) {
-            while term + 2 * S::LANES <= terms.end {
-                s.transpose_half(&line[term..], self.stride, &mut out[(term - terms.start) * width..]);
-                term += 2 * S::LANES;
+    fn as_cells<S: Simd>(&self, at: usize, terms: usize) -> Option<&'a [f32]> {
+        match (S::TERMS, self.values) {
+            (1, Stored::F32(values)) => Some(&values[at..]),
+            (2, Stored::Bf16(values)) if cfg!(target_endian = "little") && (self.stride % 2, terms % 2) == (0, 0) => {
+                let (pairs, _) = values[at..].as_chunks::<2>();
+                bytemuck::try_cast_slice(pairs).ok()
             }
-        }
-        while term < terms.end {
-            let cells = S::LANES.min(terms.end - term);
-            s.transpose(&line[term..], self.stride, count, cells, &mut out[(term - terms.start) * width..], width);
-            term += S::LANES;
+            _ => None,
         }
     }
 
     /// One vector of lines that are stored as such: square by square.
     #[inline(always)]
     fn pack_lines<S: Simd>(&self, s: S, terms: Range<usize>, first: usize, count: usize, width: usize, out: &mut [f32]) {
-        if let (1, Stored::F32(values)) = (S::TERMS, self.values) {
-            return self.transpose(s, values, terms, first, count, width, out);
+        const CELLS: usize = 2 * MAX_LANES;
+        if let Some(cells) = self.as_cells::<S>(first * self.stride + terms.start, terms.len()) {
+            return transpose(s, (cells, self.stride / S::TERMS), terms.len() / S::TERMS, count, width, out);
         }
-        for (square, term) in terms.clone().step_by(S::TERMS * S::LANES).enumerate() {
-            let length = (S::TERMS * S::LANES).min(terms.end - term);
-            let cells = length.div_ceil(S::TERMS);
-            let out = &mut out[square * S::LANES * width..];
-            let mut rows = [0.0; MAX_LANES * MAX_LANES];
-            for (i, row) in rows.chunks_exact_mut(S::LANES).take(count).enumerate() {
-                let cells = self.line_cells(s, first + i, term..term + length);
-                s.store(cells, row);
+        let mut rows = [0.0; CELLS * MAX_LANES];
+        for (block, term) in terms.clone().step_by(S::TERMS * CELLS).enumerate() {
+            let end = terms.end.min(term + S::TERMS * CELLS);
+            for (i, row) in rows.chunks_exact_mut(CELLS).take(count).enumerate() {
+                for (row, from) in row.chunks_exact_mut(S::LANES).zip((term..end).step_by(S::TERMS * S::LANES)) {
+                    s.store(self.line_cells(s, first + i, from..end.min(from + S::TERMS * S::LANES)), row);
+                }
             }
-            s.transpose(&rows, S::LANES, count, cells, out, width);
+            transpose(s, (&rows, CELLS), (end - term).div_ceil(S::TERMS), count, width, &mut out[block * CELLS * width..]);
         }
+    }
+}
+
+/// The first `cells` columns of `count` rows as rows of `width`, square by square, and of half a vector two squares at a time. The rows lie in a slice, so
+/// far apart.
+#[inline(always)]
+fn transpose<S: Simd>(s: S, (rows, stride): (&[f32], usize), cells: usize, count: usize, width: usize, out: &mut [f32]) {
+    let mut at = 0;
+    if (count, width) == (S::LANES / 2, S::LANES / 2) {
+        while at + 2 * S::LANES <= cells {
+            s.transpose_half(&rows[at..], stride, &mut out[at * width..]);
+            at += 2 * S::LANES;
+        }
+    }
+    while at < cells {
+        s.transpose(&rows[at..], stride, count, S::LANES.min(cells - at), &mut out[at * width..], width);
+        at += S::LANES;
     }
 }

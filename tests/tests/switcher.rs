@@ -41,6 +41,15 @@ fn a_script_of_theirs_trains_and_is_resumed_by_its_weights() {
     }
     assert!(!dir.path().join("runs/detect/w2").exists());
 
+    // Of a file its size alone; a run of it that was begun needs the file no more.
+    std::fs::copy(w.join("weights/best.safetensors"), dir.path().join("mine.safetensors")).unwrap();
+    let (out, _) = run(dir.path(), "train data=tiny.yaml model=mine.safetensors pretrained=False epochs=1 plots=False name=r", 0);
+    assert_eq!(out.matches("Random first weights").count(), 1, "{out}");
+    assert!(out.contains("in the form of mine.safetensors (pretrained false)") && !out.contains("Transferred"), "{out}");
+    std::fs::remove_file(dir.path().join("mine.safetensors")).unwrap();
+    let (out, _) = run(dir.path(), "resume=runs/detect/r", 0);
+    assert!(out.contains("is finished: nothing to resume") && !out.contains("Random first weights"), "{out}");
+
     let model = "model=runs/detect/w/weights/best.safetensors";
     let (out, said) =
         run(dir.path(), &format!("detect val {model} data=tiny.yaml single_cls half=True imgsz=64 device=cpu plots=False"), 0);

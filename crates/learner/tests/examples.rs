@@ -61,3 +61,11 @@ fn they_learn_and_resume() {
     let accuracy = resumed_equals_whole(|dir| classify::learner(dir, 8), &classify::data(), &[5, 61]);
     assert!(accuracy > 0.7, "accuracy {accuracy}: chance is a third");
 }
+
+/// A folder of its own for every start would never be resumed.
+#[test]
+fn the_page_resumes_the_folder_that_it_makes() {
+    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/add-a-model.md")).unwrap();
+    let made: Vec<&str> = page.lines().filter_map(|line| Some(line.split_once("RunDir::create(")?.1.split_once("?;")?.0)).collect();
+    assert!(page.contains("learner.resume()?") && made.len() == 1 && made[0].ends_with(", true)"), "{made:?}");
+}

@@ -71,6 +71,10 @@ fn subject(args: &PlanArgs, config: &SftConfig) -> Result<(String, ModelConfig, 
     let longest = longest_row(config, std::iter::once(config.max_seq_length));
     if let Some(size) = &args.size {
         let shape = Size::named(size).ok_or_else(|| Usage(format!("plan: there is no size {size}")))?.shape();
+        if !config.data.is_empty() {
+            let taken = config.max_seq_length;
+            note(&format!("--size has no tokenizer, so the rows of --data are not measured: max_seq_length {taken} is taken"));
+        }
         return Ok((format!("Qwen2.5, {size}"), shape, longest));
     }
     if config.data.is_empty() && config.model != "tiny" {

@@ -119,9 +119,11 @@ fn about(detector: &Detector, input: &Path) -> About {
 /// The settings of the training: from the file, or from the run whose `weights` it stands in; none where neither tells.
 fn settings(detector: &Detector, input: &Path) -> Map<String, Value> {
     let stored = detector.metadata.get("train_args").and_then(|text| serde_json::from_str(text).ok());
-    let run = input.parent().filter(|dir| dir.ends_with("weights")).and_then(Path::parent);
+    // A name alone is of the current folder, which may be those `weights`.
+    let input = std::path::absolute(input).ok();
     let recorded = || {
-        let file = run?.join("config.yaml");
+        let run = input.as_deref()?.parent().filter(|dir| dir.ends_with("weights"))?.parent()?;
+        let file = run.join("config.yaml");
         let mut settings = yaml_layer(&file).ok()?.values;
         settings.remove("command");
         Some(settings)

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use bellows_settings::Layer;
 use bellows_yolo::config::{ABSENT, Absent, SETTINGS, Taken, TrainConfig};
-use clap::{Arg, Command};
+use clap::{Arg, ArgAction, Command};
 use serde_json::{Map, Value};
 
 use crate::args::command;
@@ -31,6 +31,23 @@ const DIFFERS: &[(&str, &str)] = &[
     ("workers", "changes no number"),
     ("single_cls", "the class is `item`"),
 ];
+
+/// The same of the flags of a verb: (mode, name, what).
+const OF_VERBS: &[(&str, &str, &str)] = &[
+    ("export", "batch", FOR_ONNX),
+    ("export", "imgsz", FOR_ONNX),
+    ("export", "conf", FOR_NMS),
+    ("export", "iou", FOR_NMS),
+    ("export", "max_det", FOR_NMS),
+    ("export", "half", "for `format=pt`, refused with the others"),
+    ("export", "format", "or `pt` or `safetensors`; the others are refused"),
+    ("export", "dynamic", FOR_ONNX),
+    ("export", "opset", "no other; for `format=onnx`, refused with the others"),
+    ("export", "nms", FOR_ONNX),
+];
+
+const FOR_ONNX: &str = "for `format=onnx`, refused with the others";
+const FOR_NMS: &str = "with `nms=True`, refused without";
 
 fn argument(name: &str) -> &'static Argument {
     ARGUMENTS.iter().find(|a| a.name == name).unwrap_or_else(|| panic!("no argument {name}"))
@@ -58,6 +75,20 @@ fn same(a: &Value, b: &Value) -> bool {
     plain(a) == plain(b) || a.as_f64().is_some() && a.as_f64() == b.as_f64()
 }
 
+/// Of a default what there is to say beside theirs.
+fn unlike(ours: &Value, theirs: &Value) -> String {
+    if same(ours, theirs) { String::new() } else { format!(", default {}", plain(ours)) }
+}
+
+/// The default of a verb's flag, as clap has it or, of a setting, as its help tells it.
+fn default_of(flag: &Arg) -> Value {
+    let help = flag.get_help().map(ToString::to_string).unwrap_or_default();
+    let parsed = flag.get_default_values().first().and_then(|value| value.to_str());
+    let told = help.rsplit_once(" [default: ").and_then(|(_, rest)| rest.strip_suffix(']'));
+    let unset = matches!(flag.get_action(), ArgAction::SetTrue).then_some("false");
+    parsed.or(told).or(unset).map_or(Value::Null, Value::from)
+}
+
 /// What `train` makes of an argument.
 fn in_training(argument: &Argument, defaults: &Value) -> String {
     let list = |values: &[&str]| values.iter().map(|v| format!("`{}`", plain(&json(v)))).collect::<Vec<_>>().join(" or ");
@@ -76,20 +107,23 @@ fn in_training(argument: &Argument, defaults: &Value) -> String {
         };
     }
     let setting = SETTINGS.iter().find(|s| s.key() == argument.name).unwrap_or_else(|| panic!("{} is nowhere", argument.name));
-    let (ours, theirs) = (&defaults[setting.name], json(argument.default));
-    let default = if same(ours, &theirs) { String::new() } else { format!(", default {}", plain(ours)) };
+    let default = unlike(&defaults[setting.name], &json(argument.default));
     let more = DIFFERS.iter().find(|(name, _)| *name == argument.name).map_or(String::new(), |(_, more)| format!(": {more}"));
     format!("same{default}{more}")
 }
 
 /// What another verb makes of it.
 fn in_verb(argument: &Argument, mode: &str, verb: &Command) -> String {
-    match (argument.name, flag_for(verb, argument.name).and_then(Arg::get_long)) {
+    let more = OF_VERBS.iter().find(|(of, name, _)| (*of, *name) == (mode, argument.name));
+    let more = more.map_or(String::new(), |(.., more)| format!(": {more}"));
+    match (argument.name, flag_for(verb, argument.name).and_then(|flag| Some((flag, flag.get_long()?)))) {
         ("task" | "mode", _) => "a word".into(),
         ("imgsz", Some(_)) if mode == "val" => "one number, default what the weights were trained with".into(),
-        ("imgsz", Some(_)) => "same, default what the weights were trained with".into(),
-        (name, Some(long)) if long.replace('-', "_") == name => "same".into(),
-        (_, Some(long)) => format!("`--{long}`"),
+        ("imgsz", Some(_)) => format!("same, default what the weights were trained with{more}"),
+        (name, Some((flag, long))) if long.replace('-', "_") == name => {
+            format!("same{}{more}", unlike(&default_of(flag), &json(argument.default)))
+        }
+        (_, Some((_, long))) => format!("`--{long}`"),
         (_, None) => match instead(argument, mode) {
             Instead::Told(why) => format!("taken with a line: {why}"),
             Instead::Refused(why) => format!("refused: {why}"),
@@ -145,6 +179,28 @@ fn every_argument_is_a_setting_or_absent_with_a_reason() {
     let unknown: Vec<_> = ABSENT.iter().map(|a| a.name).filter(|name| ARGUMENTS.iter().all(|a| a.name != *name)).collect();
     assert_eq!(unknown, ["save_dir", "label_smoothing", "save_hybrid", "crop_fraction"]);
     assert!(DIFFERS.iter().all(|(name, _)| SETTINGS.iter().any(|s| s.key() == argument(name).name)));
+}
+
+#[test]
+fn what_is_called_the_same_and_is_not_says_so() {
+    let command = command();
+    let row = |mode: &str, name: &str| in_verb(argument(name), mode, command.find_subcommand(mode).unwrap());
+    for &(mode, name, more) in OF_VERBS {
+        assert!(argument(name).is_for(mode) && row(mode, name).ends_with(&format!(": {more}")), "{mode} {name}: {}", row(mode, name));
+    }
+    for (mode, name, default) in [
+        ("export", "format", "onnx"),
+        ("export", "opset", "17"),
+        ("predict", "batch", "1"),
+        ("predict", "conf", "0.25"),
+        ("val", "conf", "0.001"),
+        ("val", "name", "val"),
+    ] {
+        assert!(row(mode, name).starts_with(&format!("same, default {default}")), "{mode} {name}: {}", row(mode, name));
+    }
+    for (mode, name) in [("val", "split"), ("val", "iou"), ("predict", "save"), ("predict", "save_txt"), ("predict", "line_width")] {
+        assert_eq!(row(mode, name), "same", "{mode} {name}");
+    }
 }
 
 #[test]

@@ -248,7 +248,10 @@ impl<'a> Question<'a> {
 
     /// Whether its first weights are drawn, as those of another model may be in their place.
     fn begins_at_random(&self) -> bool {
-        scale_of(&self.config.model).is_some() && !matches!(self.config.pretrained, Toggle::Path(_))
+        match self.config.pretrained {
+            Toggle::Path(_) => false,
+            Toggle::On(file) => !file || scale_of(&self.config.model).is_some(),
+        }
     }
 
     /// Names of smaller models and their networks, the largest first.
@@ -385,6 +388,8 @@ mod tests {
         assert!(asked.advice(None).contains("weights of a smaller model"), "{}", asked.advice(None));
         let pretrained = Toggle::Path("mine.pt".into());
         assert_eq!(question(TrainConfig { pretrained, ..small() }).remedies(0.4e9), None);
+        let random = question(TrainConfig { model: "mine.pt".into(), pretrained: Toggle::On(false), ..small() });
+        assert!(random.remedies(0.4e9).is_some_and(|flags| flags.ends_with("--model yolov8n")), "{:?}", random.remedies(0.4e9));
         assert_eq!(asked.remedies(2.2e9).as_deref(), Some("--batch 8"));
     }
 

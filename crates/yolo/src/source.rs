@@ -434,7 +434,7 @@ fn origin(config: &TrainConfig, nc: usize, channels: usize, run: Option<&Path>) 
     let named = scale_of(&config.model);
     let file = match (&config.pretrained, &named) {
         (Toggle::Path(path), _) => Some(path.as_str()),
-        (Toggle::On(true), None) => Some(config.model.as_str()),
+        (Toggle::On(_), None) => Some(config.model.as_str()),
         _ => None,
     };
     let own = |error: Misfit| {
@@ -449,7 +449,14 @@ fn origin(config: &TrainConfig, nc: usize, channels: usize, run: Option<&Path>) 
         reason: "`model` must be yolov8n, s, m, l or x, with -p2 for a finer level, or a weight file".into(),
     })?;
     let form = YoloConfig { scale, nc, channels, sppf_act: begun_from.is_none_or(|form| form.sppf_act), p2 };
-    Ok(Origin { file, note: note.flatten(), form })
+    // Of a file whose weights are not wanted that was all.
+    let (file, note) = match config.pretrained {
+        Toggle::On(false) if file.is_some() => {
+            (None, run.is_none().then(|| format!("Random first weights, in the form of {} (pretrained false)", config.model)))
+        }
+        _ => (file, note.flatten()),
+    };
+    Ok(Origin { file, note, form })
 }
 
 /// Of a `model` that is not there and has the name of published weights, what to do about it.
@@ -478,6 +485,7 @@ pub(crate) fn model(config: &TrainConfig, nc: usize, channels: usize, resumed: O
     match &file {
         _ if run.is_some() => header.push("The weights are those of the run so far".into()),
         Some(file) => (model, header) = file.transfer(model, nc, config.stack())?,
+        None if note.is_some() => {}
         None => header.push("Random first weights: to start from a trained model, give its file (--model FILE.pt or .safetensors)".into()),
     }
     let summary = model.summary(config.imgsz, config.imgsz);

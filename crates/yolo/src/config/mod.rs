@@ -65,7 +65,7 @@ settings! {
         data: String = String::new();
         /// yolov8n, s, m, l or x (from scratch; yolov8n-p2 has a finer level for small objects), or weights to start from: a .pt or .safetensors file
         model: String = "yolov8n".into();
-        /// Use the weights of `model` when it is a file; a path starts from that file instead
+        /// Use the weights of `model` when it is a file; false takes its size alone, a path starts from that file instead
         pretrained: Toggle = Toggle::On(true);
         /// Longer side of training images in pixels, rounded up to a multiple of 32
         imgsz: usize = 640;

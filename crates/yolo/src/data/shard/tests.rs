@@ -155,6 +155,11 @@ fn shards_are_a_split_by_themselves() {
     std::fs::write(&index, text).unwrap();
     let error = scan(&config(dir.path(), "[packed, images]"), Split::Train, &options(None), &|_, _| {}).unwrap_err().to_string();
     assert!(error.contains("a split in shards is one folder of them; `train` names more"), "{error}");
+    // Nor is a list of them promised.
+    for page in ["README.md", "docs/quick-start.md", "docs/data.md"] {
+        let text = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(page)).unwrap();
+        assert!(text.contains("or a list of these; or one folder of "), "{page}");
+    }
 }
 
 /// What other programs have written: every sample that is not as it seems is named.

@@ -252,15 +252,12 @@ impl<'a> Operand<'a> {
             }
             return if S::TERMS == 1 { s.load(&values) } else { s.neighbours(s.load(&values), s.load(&values[S::LANES..])) };
         }
-        match self.values {
-            _ if S::TERMS == 1 => self.load(s, at, n),
-            Stored::Bf16(values) => s.neighbours_bf16(&values[at..], n),
-            _ => {
-                let rest = n.saturating_sub(S::LANES);
-                let high = if rest > 0 { self.load(s, at + S::LANES, rest) } else { s.zero() };
-                s.neighbours(self.load(s, at, n.min(S::LANES)), high)
-            }
+        if S::TERMS == 1 {
+            return self.load(s, at, n);
         }
+        let rest = n.saturating_sub(S::LANES);
+        let high = if rest > 0 { self.load(s, at + S::LANES, rest) } else { s.zero() };
+        s.neighbours(self.load(s, at, n.min(S::LANES)), high)
     }
 
     /// The cells of some lines from `term` on, stored by terms.

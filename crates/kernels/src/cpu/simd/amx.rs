@@ -271,7 +271,6 @@ impl<U: Unit + 'static, B: Simd> Simd for Amx<U, B> {
     inherit! {
         cell(low: Self::V, high: Self::V) -> Self::V;
         neighbours(a: Self::V, b: Self::V) -> Self::V;
-        neighbours_bf16(src: &[bf16], n: usize) -> Self::V;
         cell_bf16(low: &[bf16], high: &[bf16], n: usize) -> Self::V;
     }
 

@@ -80,17 +80,6 @@ fn pairs(low: __m512, high: __m512) -> __m512 {
     _mm512_castsi512_ps(_mm512_permutexvar_epi16(order, both))
 }
 
-/// The `n <= 32` values of `src` as 16 pairs of neighbours, then zeros.
-///
-/// # Safety
-/// They may be read.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw")]
-unsafe fn load_pairs(src: *const bf16, n: usize) -> __m512 {
-    // SAFETY: the mask selects what may be read.
-    unsafe { _mm512_castsi512_ps(_mm512_maskz_loadu_epi16(((1u64 << n) - 1) as __mmask32, src.cast())) }
-}
-
 /// Pairs of the values that `part` selects of each.
 ///
 /// # Safety
@@ -123,12 +112,6 @@ impl Simd for Avx512Bf16 {
     fn neighbours(self, a: V, b: V) -> V {
         // SAFETY: `self` proves the features; types of the same size, for which all bits are valid.
         unsafe { transmute::<__m512bh, __m512>(_mm512_cvtne2ps_pbh(b, a)) }
-    }
-    #[inline(always)]
-    fn neighbours_bf16(self, src: &[bf16], n: usize) -> V {
-        assert!(n <= 2 * L && n <= src.len());
-        // SAFETY: `self` proves the features; n values are there.
-        unsafe { load_pairs(src.as_ptr(), n) }
     }
     #[inline(always)]
     fn cell_bf16(self, low: &[bf16], high: &[bf16], n: usize) -> V {

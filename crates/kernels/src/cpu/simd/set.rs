@@ -454,13 +454,6 @@ pub trait Simd: Copy + Send + Sync + 'static {
         let (even, odd) = self.deinterleave2(a, b);
         self.cell(even, odd)
     }
-    /// [`neighbours`](Simd::neighbours) of the first `n <= 2 * LANES` values of `src`, then zeros.
-    #[inline(always)]
-    fn neighbours_bf16(self, src: &[bf16], n: usize) -> Self::V {
-        let low = self.load_bf16(src, n.min(Self::LANES));
-        let high = if n > Self::LANES { self.load_bf16(&src[Self::LANES..], n - Self::LANES) } else { self.zero() };
-        self.neighbours(low, high)
-    }
     /// [`cell`](Simd::cell) of the first `n <= LANES` values of each, then zeros; only where `TERMS` is 2.
     #[inline(always)]
     fn cell_bf16(self, low: &[bf16], high: &[bf16], n: usize) -> Self::V {

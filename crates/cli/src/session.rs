@@ -99,6 +99,7 @@ impl Session {
     /// # Errors
     /// A dashboard of a run that another process trains, as [`Usage`]; the end of a supervised run that did not end well; ranks that do not come.
     pub fn is_left_to_others(&mut self, keeping: &Keeping, resumed: Option<&Path>, project: &str) -> Result<bool, Failure> {
+        place::take_part();
         if self.tui && (keeping.background || keeping.supervise) {
             return Err(Usage("--tui shows the run of its own process: leave out --supervise and --detach, or --tui".into()).into());
         }

@@ -381,18 +381,22 @@ fn status_knows_the_dead_from_the_hanging() {
 fn a_run_in_the_background_outlives_who_started_it() {
     let dir = tempfile::tempdir().unwrap();
     tiny_data(dir.path());
-    let args = ["--data", "tiny.yaml", "--name", "v", "--plots", "false", "--detach", "--supervise"];
+    let args = ["--data", "tiny.yaml", "--project", "exp", "--name", "v", "--plots", "false", "--detach", "--supervise"];
     let begin = |more: &[&str]| yolo_train(dir.path(), &[&args, more].concat());
     let (_, error) = expect_code(&mut begin(&["--device", "gpu9"]), 2);
     assert!(error.contains("before training began"), "{error}");
     let (out, _) = expect_code(&mut begin(&["--epochs", "500"]), 0);
     assert!(out.contains("YOLOv8n summary") && out.contains("In the background as process"), "{out}");
-    let run = run_of(dir.path(), "v");
+    let run = dir.path().join("exp/v");
     assert!(std::fs::read_to_string(run.join("console.log")).unwrap().contains("Starting training for 500 epochs"));
-    let (out, _) = expect_code(&mut yolo_train(dir.path(), &["stop", run.to_str().unwrap()]), 0);
+    // As it was told to, for the run is not where these look by themselves.
+    let told = |verb: &str| out.split('`').find_map(|words| words.strip_prefix("yolo-train ")?.strip_prefix(verb)).unwrap().trim();
+    let (how, _) = expect_code(&mut yolo_train(dir.path(), &["status", told("status")]), 0);
+    assert!(how.starts_with("exp/v: "), "{how}");
+    let (out, _) = expect_code(&mut yolo_train(dir.path(), &["stop", told("stop")]), 0);
     assert!(out.contains("stopped"), "{out}");
     assert!(!checkpoints(&run).is_empty());
-    let left: Vec<_> = std::fs::read_dir(dir.path().join("runs/detect")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    let left: Vec<_> = std::fs::read_dir(dir.path().join("exp")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(left, ["v"], "nothing else is left");
 }
 

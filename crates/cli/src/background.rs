@@ -59,7 +59,7 @@ pub(crate) fn start(program: &str, project: &Path, signals: &Signals) -> Result<
         let (ended, trains) = (child.try_wait().context(Exit::Failed, STARTING)?, !log.exists());
         show(&mut shown);
         if trains {
-            say(&format!("In the background as process {0}; `{program} status` tells how it is, `{program} stop` ends it", child.id()));
+            say(&format!("In the background as process {}", child.id()));
             return Ok(());
         }
         if let Some(status) = ended {
@@ -90,9 +90,10 @@ pub(crate) fn leave_terminal() {
     }
 }
 
-/// In the process that trains: its words are the run's from here on.
-pub(crate) fn keep_words(run: &Path) {
+/// In the process that trains: its words are the run's from here on, the last that are shown those by which `program` asks for this run and no other.
+pub(crate) fn keep_words(program: &str, run: &Path) {
     let Some(log) = background().filter(|log| log.exists()) else { return };
+    say(&format!("`{program} status {0}` tells how it is, `{program} stop {0}` ends it", run.display()));
     if let Err((kept, error)) = keep(&log, run) {
         note(&format!("warning: what is said stays in {}: {error}", kept.display()));
     }

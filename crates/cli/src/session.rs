@@ -285,7 +285,7 @@ impl Run {
             say(&format!("Logging to {}\nStarting training for {epochs} epochs", self.path().display()));
         }
         learner.observe(console);
-        keep_words(self.path());
+        keep_words(self.session.program, self.path());
     }
 
     /// Whether there is a closing to do after training that ended so; if not, says how to go on. From here on a signal leaves what is not yet

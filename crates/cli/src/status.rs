@@ -54,9 +54,10 @@ fn asked(matches: &ArgMatches, project: &str) -> Result<RunDir, Failure> {
     Ok(RunDir::open(latest(Path::new(&project)).ok_or_else(missing)?)?)
 }
 
-/// The run under `project` that gave a sign of life last; where none ever did, the one that saved last.
+/// The run under `project`, or in a chain's folder there, that gave a sign of life last; where none ever did, the one that saved last.
 fn latest(project: &Path) -> Option<PathBuf> {
     let runs = std::fs::read_dir(project).ok()?.filter_map(|entry| Some(entry.ok()?.path()));
+    let runs = runs.flat_map(|run| [run.join("run"), run]);
     let heard = runs.filter_map(|run| Some((std::fs::metadata(RunDir::at(&run).heartbeat()).ok()?.modified().ok()?, run)));
     heard.max().map(|(_, run)| run).or_else(|| find_latest_run(project))
 }
@@ -325,6 +326,17 @@ mod tests {
         assert_eq!(state(Beat::default(), None).word(), "no process has it");
         let failed = state(Beat { ended: Some("the device was lost".into()), ..beat("step", 990) }, None);
         assert_eq!(State { supervised: true, ..failed }.word(), "the device was lost; its supervisor decides what is next");
+    }
+
+    #[test]
+    fn the_last_run_is_found_in_the_folder_of_a_concept_too() {
+        let dir = tempfile::tempdir().unwrap();
+        // Of two signs in the same instant the last by name counts.
+        for run in ["a/run", "b"].map(|run| dir.path().join(run)) {
+            std::fs::create_dir_all(&run).unwrap();
+            std::fs::write(RunDir::at(&run).heartbeat(), "{}").unwrap();
+            assert_eq!(latest(dir.path()), Some(run));
+        }
     }
 
     #[test]

@@ -261,6 +261,20 @@ fn a_signal_goes_to_the_run_and_is_no_failure() {
     assert_eq!((events(&run, "stop").len(), restarts(&run).len()), (1, 0));
 }
 
+/// As systemd and Slurm end a job: the run has its own and the one that the supervisor passes on.
+#[test]
+fn a_signal_to_all_processes_of_a_run_is_one() {
+    let dir = tempfile::tempdir().unwrap();
+    for _ in 0..3 {
+        let (mut child, run) = under_way(dir.path(), &["--supervise"]);
+        let all = [child.id().to_string(), holder(&run).unwrap()];
+        assert!(Command::new("kill").args(["-s", "TERM"]).args(all).status().unwrap().success());
+        assert_eq!(child.wait().unwrap().code(), Some(0));
+        assert_eq!((events(&run, "stop").len(), restarts(&run).len()), (1, 0));
+        std::fs::remove_dir_all(run).unwrap();
+    }
+}
+
 /// It would wait for an hour.
 #[test]
 fn a_signal_ends_the_pause_before_a_restart() {

@@ -8,17 +8,22 @@
 use std::io::IsTerminal;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bellows_exit::Exit;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::iterator::Signals as Arriving;
 use signal_hook::low_level;
 
+use crate::orders::orders;
 use crate::{Context, Failure, note, pulse, screen};
 
 /// How long the closing work gets to notice that it should stop. Nobody loses what it had done: all of it can be done again.
 const GRACE: Duration = Duration::from_secs(1);
+
+/// Within this time of a supervised run's first SIGTERM another one is the same: what ends all processes of a job at once (systemd, Slurm) sends it to the run
+/// and to its supervisor, which passes its own on.
+const ECHO: Duration = Duration::from_secs(1);
 
 /// What there is to lose.
 enum Phase {
@@ -39,8 +44,8 @@ type Undo = Box<dyn FnOnce() + Send>;
 struct State {
     phase: Phase,
     undo: Option<Undo>,
-    /// Somebody has asked for the end: the next time ends the process at once.
-    asked: bool,
+    /// When somebody has asked for the end, and by which signal: the next time ends the process at once.
+    asked: Option<(Instant, i32)>,
 }
 
 /// The signals of this process. Clones are the same signals.
@@ -57,7 +62,7 @@ impl Signals {
     /// # Errors
     /// When the operating system refuses a handler or a thread.
     pub(crate) fn install() -> Result<Self, Failure> {
-        let state = State { phase: Phase::Before("stopped"), undo: None, asked: false };
+        let state = State { phase: Phase::Before("stopped"), undo: None, asked: None };
         let signals = Self { stop: Arc::default(), incomplete: Arc::default(), state: Arc::new(Mutex::new(state)) };
         let installing = "installing signal handlers";
         let answered = [SIGINT, SIGTERM].into_iter().chain(hears_the_terminal().then_some(SIGHUP));
@@ -156,8 +161,11 @@ impl Signals {
     fn answer(&self, signal: i32) {
         // Held for the whole answer: the main thread goes into no other phase meanwhile.
         let mut state = self.state();
+        if is_echo(state.asked, signal, orders().is_some()) {
+            return;
+        }
         self.stop.store(true, Ordering::Relaxed);
-        let again = signal != SIGHUP && std::mem::replace(&mut state.asked, true);
+        let again = signal != SIGHUP && state.asked.replace((Instant::now(), signal)).is_some();
         match &state.phase {
             Phase::Before(words) => {
                 tell(words);
@@ -194,6 +202,11 @@ impl Drop for Taken {
     fn drop(&mut self) {
         self.0.give_back();
     }
+}
+
+/// Whether a signal is the one by which the end was `asked` for, come a second time.
+fn is_echo(asked: Option<(Instant, i32)>, signal: i32, supervised: bool) -> bool {
+    supervised && asked.is_some_and(|(at, first)| first == signal && signal == SIGTERM && at.elapsed() < ECHO)
 }
 
 /// Over the bar that may stand in this line of a terminal.
@@ -241,6 +254,16 @@ pub(crate) fn quit(code: i32) -> ! {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_that_the_supervisor_passes_on_is_not_the_second() {
+        let at_once = |first, signal, supervised| is_echo(Some((Instant::now(), first)), signal, supervised);
+        assert!(at_once(SIGTERM, SIGTERM, true) && !at_once(SIGTERM, SIGTERM, false), "nobody else passes one on");
+        assert!(!at_once(SIGINT, SIGINT, true) && !at_once(SIGINT, SIGTERM, true), "a key that is pressed twice is meant");
+        assert!(!is_echo(None, SIGTERM, true));
+        let before = Instant::now().checked_sub(ECHO).map(|at| (at, SIGTERM));
+        assert!(!is_echo(before, SIGTERM, true), "a second later somebody asks again");
+    }
 
     #[test]
     fn a_process_knows_what_it_ignores() {

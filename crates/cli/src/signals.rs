@@ -5,7 +5,7 @@
 //! between two looks at a flag. What the main thread takes from the disk before anything is at stake (a run directory, scratch files) it
 //! registers here, so that it is given back also when the process ends between two of its instructions.
 
-use std::io::IsTerminal;
+use std::io::{self, IsTerminal};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -110,7 +110,7 @@ impl Signals {
         self.state().phase = Phase::Another { pid, outlives };
         // One that came before there was anybody to tell.
         if self.stopped() {
-            terminate(pid);
+            terminate(pid).ok();
         }
     }
 
@@ -174,7 +174,7 @@ impl Signals {
             }
             Phase::Another { outlives: true, .. } if signal == SIGHUP => quit(128 + signal),
             Phase::Another { pid, .. } => {
-                send(*pid, signal);
+                send(*pid, signal).ok();
             }
             Phase::Training { silent: true } if again => {
                 screen::give_back();
@@ -228,22 +228,33 @@ fn ignored(status: &str) -> Option<u64> {
     u64::from_str_radix(bits.trim(), 16).ok()
 }
 
-/// Asks a process to end; whether this system has a way to.
-pub(crate) fn terminate(pid: u32) -> bool {
+/// Asks a process to end.
+///
+/// # Errors
+/// Another user's process, or a system without signals.
+pub(crate) fn terminate(pid: u32) -> io::Result<()> {
     send(pid, SIGTERM)
 }
 
-/// Sends a signal, where there are such.
-fn send(pid: u32, signal: i32) -> bool {
-    #[cfg(unix)]
-    if let (Some(pid), Some(signal)) =
-        (i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw), rustix::process::Signal::from_named_raw(signal))
-    {
-        // It may have ended by itself.
-        rustix::process::kill_process(pid, signal).ok();
+#[cfg(unix)]
+fn send(pid: u32, signal: i32) -> io::Result<()> {
+    let pid = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw);
+    let Some((pid, signal)) = pid.zip(rustix::process::Signal::from_named_raw(signal)) else { return Ok(()) };
+    arrived(rustix::process::kill_process(pid, signal))
+}
+
+#[cfg(not(unix))]
+fn send(_: u32, _: i32) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+/// What became of a signal: a process that is not there has ended by itself.
+#[cfg(unix)]
+fn arrived(sent: rustix::io::Result<()>) -> io::Result<()> {
+    match sent {
+        Err(rustix::io::Errno::SRCH) => Ok(()),
+        sent => Ok(sent?),
     }
-    let _ = (pid, signal);
-    cfg!(unix)
 }
 
 /// Without the handlers of `exit`, which may wait for a thread that hangs in a driver.
@@ -263,6 +274,14 @@ mod tests {
         assert!(!is_echo(None, SIGTERM, true));
         let before = Instant::now().checked_sub(ECHO).map(|at| (at, SIGTERM));
         assert!(!is_echo(before, SIGTERM, true), "a second later somebody asks again");
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn a_process_of_another_user_does_not_hear_and_one_that_has_ended_need_not() {
+        use rustix::io::Errno;
+        assert_eq!(arrived(Err(Errno::PERM)).unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+        assert!(arrived(Ok(())).is_ok() && arrived(Err(Errno::SRCH)).is_ok());
     }
 
     #[test]

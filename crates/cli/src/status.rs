@@ -4,7 +4,7 @@
 //! `supervision.jsonl` what happened. Nothing in it is changed.
 
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -98,7 +98,7 @@ impl Coded for Hangs {
 /// Does `stop`: asks, and waits until the run has ended.
 ///
 /// # Errors
-/// No such run, none that a process of this machine has, or one that hangs and is nobody's to end.
+/// No such run, none that a process of this machine has, another user's, or one that hangs and is nobody's to end.
 pub fn stopping(matches: &ArgMatches, project: &str) -> Result<(), Failure> {
     let run = asked(matches, project)?;
     let state = State::of(&run);
@@ -111,9 +111,7 @@ pub fn stopping(matches: &ArgMatches, project: &str) -> Result<(), Failure> {
         return Err(Usage(format!("{}: {}: {why}", run.path().display(), state.word())).into());
     };
     say(&format!("{}: asking process {pid} to stop after this step", run.path().display()));
-    if !terminate(pid) {
-        return Err(Usage("this system has no way to ask for that: press Ctrl-C where the run was started".into()).into());
-    }
+    terminate(pid).map_err(|error| deaf(&run, pid, &error))?;
     loop {
         let state = State::of(&run);
         if !state.lives() {
@@ -125,6 +123,14 @@ pub fn stopping(matches: &ArgMatches, project: &str) -> Result<(), Failure> {
         }
         std::thread::sleep(Duration::from_millis(100));
     }
+}
+
+/// Why a process cannot be asked to stop.
+fn deaf(run: &RunDir, pid: u32, error: &io::Error) -> Usage {
+    Usage(match error.kind() {
+        io::ErrorKind::PermissionDenied => format!("{}: process {pid} is another user's: stop it as that user", run.path().display()),
+        _ => "this system has no way to ask for that: press Ctrl-C where the run was started".into(),
+    })
 }
 
 /// What a run's directory says.
@@ -355,6 +361,13 @@ mod tests {
         assert!(!is_supervised(&Beat::default(), &run));
         std::fs::write(run.supervision(), "{\"event\": \"restart\"}\n").unwrap();
         assert!(of(None, Some("the device was lost")), "in the pause before it is started again");
+    }
+
+    #[test]
+    fn whose_process_it_is_that_cannot_be_asked_is_told() {
+        let told = |kind: io::ErrorKind| deaf(&RunDir::at("runs/v"), 7, &kind.into()).to_string();
+        assert_eq!(told(io::ErrorKind::PermissionDenied), "runs/v: process 7 is another user's: stop it as that user");
+        assert!(told(io::ErrorKind::Unsupported).contains("press Ctrl-C"));
     }
 
     #[test]

@@ -375,6 +375,24 @@ fn status_follows_a_run_to_its_end() {
     assert!(follower.wait().unwrap().success());
 }
 
+/// As `head -1` reads it.
+#[test]
+fn status_follows_no_longer_than_somebody_reads() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut child, _) = under_way(dir.path(), &[]);
+    let mut follower = yolo_train(dir.path(), &["status", "--follow"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut out = BufReader::new(follower.stdout.take().unwrap());
+    out.read_line(&mut String::new()).unwrap();
+    drop(out);
+    while follower.try_wait().unwrap().is_none() {
+        assert!(child.try_wait().unwrap().is_none(), "it tells nobody how a run goes on to its end");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(follower.wait().unwrap().success());
+    signal(&child, "INT");
+    child.wait().unwrap();
+}
+
 #[test]
 fn status_knows_the_dead_from_the_hanging() {
     let dir = tempfile::tempdir().unwrap();

@@ -14,7 +14,7 @@ use clap::{Arg, ArgMatches, Command};
 use serde_json::{Value, json};
 
 use crate::signals::terminate;
-use crate::{Failure, Usage, option, rate, say, switch, text};
+use crate::{Failure, Usage, option, rate, reader_has_gone, say, switch, text};
 
 /// Between two looks of `--follow`.
 const LOOK: Duration = Duration::from_secs(2);
@@ -291,10 +291,10 @@ fn tail(path: &Path) -> Vec<Value> {
     read().unwrap_or_default().lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
 }
 
-/// A line when something has changed from what was `said`, until no process has the run.
+/// A line when something has changed from what was `said`, until no process has the run or nobody reads any more.
 fn follow(run: &RunDir, mut said: State) {
     let mut at = Instant::now();
-    while said.lives() {
+    while said.lives() && !reader_has_gone() {
         std::thread::sleep(LOOK);
         let state = State::of(run);
         let turned = state.word() != said.word() || state.beat.epoch != said.beat.epoch || state.beat.restarts != said.beat.restarts;

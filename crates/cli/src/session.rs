@@ -21,6 +21,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use crate::background::{self, keep_words, leave_terminal, own_words};
+use crate::device::threads;
 use crate::layers::record_settings;
 use crate::orders;
 use crate::output;
@@ -143,7 +144,7 @@ impl Session {
         }
         let (_, here) = ranks::local_rank(keeping.ranks);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        join_pool(if here > 1 { (cores / here).max(1) } else { 0 })?;
+        join_pool(threads(std::env::var("RAYON_NUM_THREADS").ok().as_deref(), cores, here))?;
         self.ranks = ranks::meet(keeping.ranks, Duration::from_secs_f64(keeping.limits.seconds(Phase::Start)))?;
         Ok(false)
     }

@@ -417,6 +417,10 @@ fn a_run_in_the_background_outlives_who_started_it() {
     let begin = |more: &[&str]| yolo_train(dir.path(), &[&args, more].concat());
     let (_, error) = expect_code(&mut begin(&["--device", "gpu9"]), 2);
     assert!(error.contains("before training began"), "{error}");
+    std::fs::write(dir.path().join("file"), "").unwrap();
+    let in_a_file = ["--data", "tiny.yaml", "--project", "file"];
+    expect_code(&mut yolo_train(dir.path(), &in_a_file), 2);
+    expect_code(&mut yolo_train(dir.path(), &[&in_a_file[..], &["--detach"]].concat()), 2);
     let (out, _) = expect_code(&mut begin(&["--epochs", "500"]), 0);
     assert!(out.contains("YOLOv8n summary") && out.contains("In the background as process"), "{out}");
     let run = dir.path().join("exp/v");

@@ -41,12 +41,12 @@ impl Coded for Ended {
 /// until there is a run.
 ///
 /// # Errors
-/// A process that cannot be started, or that ends with an error before it trains.
+/// A project that cannot be written, a process that cannot be started, or one that ends with an error before it trains.
 pub(crate) fn start(program: &str, project: &Path, signals: &Signals) -> Result<(), Failure> {
-    fs::create_dir_all(project).context(Exit::Failed, project.display())?;
+    fs::create_dir_all(project).context(Exit::Usage, project.display())?;
     let log = project.join(format!(".{program}-{}.log", std::process::id()));
     let log = std::path::absolute(log).context(Exit::Failed, STARTING)?;
-    let file = File::create(&log).context(Exit::Failed, log.display())?;
+    let file = File::create(&log).context(Exit::Usage, log.display())?;
     let out = file.try_clone().context(Exit::Failed, log.display())?;
     let exe = this_program().context(Exit::Failed, STARTING)?;
     let words = std::env::args_os().skip(1).chain(in_background(&log));

@@ -246,6 +246,7 @@ fn a_rank_on_another_machine_may_go_on_in_the_background() {
     let second = second.wait_with_output().unwrap();
     let said = String::from_utf8_lossy(&second.stdout);
     assert!(second.status.success() && said.contains("rank 1: goes on in the background; what this rank says is kept in"), "{said}");
+    assert!(!said.contains("YOLOv8n summary") && !said.contains("In the background as process"), "rank 0 speaks: {said}");
     let left = std::fs::read_dir(other.path().join("runs/detect")).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
     let left: Vec<String> = left.collect();
     assert!(matches!(&left[..], [log] if log.ends_with(".console.log")), "{left:?}");
@@ -265,6 +266,19 @@ fn what_a_rank_that_somebody_else_has_started_cannot_do_is_refused() {
     let (_, err) = expect_code(rank(&["--detach"]).envs(task), 2);
     assert!(err.contains("--detach leaves the process that mpirun or srun has started"), "{err}");
     assert!(!dir.path().join("runs").exists());
+}
+
+/// A script of `srun` asks every rank of a job for something of its own, and a shell keeps the variables of a run behind it.
+#[test]
+fn a_verb_that_is_no_run_speaks_whatever_rank_is_in_the_environment() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_data(dir.path());
+    std::fs::create_dir(dir.path().join("run")).unwrap();
+    for args in [&["status", "run"][..], &["data", "check", "--data", "tiny.yaml"]] {
+        let (alone, _) = expect_code(&mut yolo_train(dir.path(), args), 0);
+        let (out, _) = expect_code(&mut placed(yolo_train(dir.path(), args), 1, 29500), 0);
+        assert!(!alone.is_empty() && out == alone, "{args:?}: {out:?} for {alone:?}");
+    }
 }
 
 /// As of two machines. A program without MPI says what it lacks.

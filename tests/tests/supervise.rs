@@ -261,6 +261,20 @@ fn a_signal_goes_to_the_run_and_is_no_failure() {
     assert_eq!((events(&run, "stop").len(), restarts(&run).len()), (1, 0));
 }
 
+/// As systemd and Slurm end a job: the run has its own and the one that the supervisor passes on.
+#[test]
+fn a_signal_to_all_processes_of_a_run_is_one() {
+    let dir = tempfile::tempdir().unwrap();
+    for _ in 0..3 {
+        let (mut child, run) = under_way(dir.path(), &["--supervise"]);
+        let all = [child.id().to_string(), holder(&run).unwrap()];
+        assert!(Command::new("kill").args(["-s", "TERM"]).args(all).status().unwrap().success());
+        assert_eq!(child.wait().unwrap().code(), Some(0));
+        assert_eq!((events(&run, "stop").len(), restarts(&run).len()), (1, 0));
+        std::fs::remove_dir_all(run).unwrap();
+    }
+}
+
 /// It would wait for an hour.
 #[test]
 fn a_signal_ends_the_pause_before_a_restart() {
@@ -361,6 +375,24 @@ fn status_follows_a_run_to_its_end() {
     assert!(follower.wait().unwrap().success());
 }
 
+/// As `head -1` reads it.
+#[test]
+fn status_follows_no_longer_than_somebody_reads() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut child, _) = under_way(dir.path(), &[]);
+    let mut follower = yolo_train(dir.path(), &["status", "--follow"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut out = BufReader::new(follower.stdout.take().unwrap());
+    out.read_line(&mut String::new()).unwrap();
+    drop(out);
+    while follower.try_wait().unwrap().is_none() {
+        assert!(child.try_wait().unwrap().is_none(), "it tells nobody how a run goes on to its end");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(follower.wait().unwrap().success());
+    signal(&child, "INT");
+    child.wait().unwrap();
+}
+
 #[test]
 fn status_knows_the_dead_from_the_hanging() {
     let dir = tempfile::tempdir().unwrap();
@@ -381,18 +413,26 @@ fn status_knows_the_dead_from_the_hanging() {
 fn a_run_in_the_background_outlives_who_started_it() {
     let dir = tempfile::tempdir().unwrap();
     tiny_data(dir.path());
-    let args = ["--data", "tiny.yaml", "--name", "v", "--plots", "false", "--detach", "--supervise"];
+    let args = ["--data", "tiny.yaml", "--project", "exp", "--name", "v", "--plots", "false", "--detach", "--supervise"];
     let begin = |more: &[&str]| yolo_train(dir.path(), &[&args, more].concat());
     let (_, error) = expect_code(&mut begin(&["--device", "gpu9"]), 2);
     assert!(error.contains("before training began"), "{error}");
+    std::fs::write(dir.path().join("file"), "").unwrap();
+    let in_a_file = ["--data", "tiny.yaml", "--project", "file"];
+    expect_code(&mut yolo_train(dir.path(), &in_a_file), 2);
+    expect_code(&mut yolo_train(dir.path(), &[&in_a_file[..], &["--detach"]].concat()), 2);
     let (out, _) = expect_code(&mut begin(&["--epochs", "500"]), 0);
     assert!(out.contains("YOLOv8n summary") && out.contains("In the background as process"), "{out}");
-    let run = run_of(dir.path(), "v");
+    let run = dir.path().join("exp/v");
     assert!(std::fs::read_to_string(run.join("console.log")).unwrap().contains("Starting training for 500 epochs"));
-    let (out, _) = expect_code(&mut yolo_train(dir.path(), &["stop", run.to_str().unwrap()]), 0);
+    // As it was told to, for the run is not where these look by themselves.
+    let told = |verb: &str| out.split('`').find_map(|words| words.strip_prefix("yolo-train ")?.strip_prefix(verb)).unwrap().trim();
+    let (how, _) = expect_code(&mut yolo_train(dir.path(), &["status", told("status")]), 0);
+    assert!(how.starts_with("exp/v: "), "{how}");
+    let (out, _) = expect_code(&mut yolo_train(dir.path(), &["stop", told("stop")]), 0);
     assert!(out.contains("stopped"), "{out}");
     assert!(!checkpoints(&run).is_empty());
-    let left: Vec<_> = std::fs::read_dir(dir.path().join("runs/detect")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    let left: Vec<_> = std::fs::read_dir(dir.path().join("exp")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(left, ["v"], "nothing else is left");
 }
 

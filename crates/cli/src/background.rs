@@ -41,12 +41,12 @@ impl Coded for Ended {
 /// until there is a run.
 ///
 /// # Errors
-/// A process that cannot be started, or that ends with an error before it trains.
+/// A project that cannot be written, a process that cannot be started, or one that ends with an error before it trains.
 pub(crate) fn start(program: &str, project: &Path, signals: &Signals) -> Result<(), Failure> {
-    fs::create_dir_all(project).context(Exit::Failed, project.display())?;
+    fs::create_dir_all(project).context(Exit::Usage, project.display())?;
     let log = project.join(format!(".{program}-{}.log", std::process::id()));
     let log = std::path::absolute(log).context(Exit::Failed, STARTING)?;
-    let file = File::create(&log).context(Exit::Failed, log.display())?;
+    let file = File::create(&log).context(Exit::Usage, log.display())?;
     let out = file.try_clone().context(Exit::Failed, log.display())?;
     let exe = this_program().context(Exit::Failed, STARTING)?;
     let words = std::env::args_os().skip(1).chain(in_background(&log));
@@ -59,7 +59,7 @@ pub(crate) fn start(program: &str, project: &Path, signals: &Signals) -> Result<
         let (ended, trains) = (child.try_wait().context(Exit::Failed, STARTING)?, !log.exists());
         show(&mut shown);
         if trains {
-            say(&format!("In the background as process {0}; `{program} status` tells how it is, `{program} stop` ends it", child.id()));
+            say(&format!("In the background as process {}", child.id()));
             return Ok(());
         }
         if let Some(status) = ended {
@@ -90,9 +90,10 @@ pub(crate) fn leave_terminal() {
     }
 }
 
-/// In the process that trains: its words are the run's from here on.
-pub(crate) fn keep_words(run: &Path) {
+/// In the process that trains: its words are the run's from here on, the last that are shown those by which `program` asks for this run and no other.
+pub(crate) fn keep_words(program: &str, run: &Path) {
     let Some(log) = background().filter(|log| log.exists()) else { return };
+    say(&format!("`{program} status {0}` tells how it is, `{program} stop {0}` ends it", run.display()));
     if let Err((kept, error)) = keep(&log, run) {
         note(&format!("warning: what is said stays in {}: {error}", kept.display()));
     }

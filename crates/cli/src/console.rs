@@ -19,7 +19,7 @@ const BAR: (usize, usize) = (16, 4);
 /// Prints one line to stdout, as [`print()`] does.
 /// Rank 0 speaks for all: no other rank of a run says anything here.
 pub fn say(line: &str) {
-    if place::rank() > 0 {
+    if place::is_silent() {
         return;
     }
     print(&format!("{line}\n"));
@@ -153,7 +153,7 @@ pub struct Bar {
 impl Bar {
     /// Of `total`; `label` stands before the count.
     pub fn new(label: &str, total: usize) -> Self {
-        let bar = (std::io::stderr().is_terminal() && place::rank() == 0).then(|| {
+        let bar = (std::io::stderr().is_terminal() && !place::is_silent()).then(|| {
             let style = ProgressStyle::with_template("{msg}").unwrap_or_else(|_| ProgressStyle::default_bar());
             ProgressBar::new_spinner().with_style(style)
         });

@@ -79,6 +79,12 @@ pub fn join_pool(threads: usize) -> Result<(), Failure> {
     Ok(())
 }
 
+/// How many threads each of `here` processes of this machine has (0: one per core): as many as are `set` for each, or else its share of the cores.
+pub(crate) fn threads(set: Option<&str>, cores: usize, here: usize) -> usize {
+    let share = if here > 1 { (cores / here).max(1) } else { 0 };
+    set.and_then(|threads| threads.parse::<usize>().ok()).filter(|&threads| threads > 0).unwrap_or(share)
+}
+
 /// What to say of more threads than cores, which somebody may want for the bits of another machine, and nobody for the time they take.
 fn crowd(threads: usize, cores: usize) -> Option<String> {
     let why = format!("warning: {threads} threads (RAYON_NUM_THREADS or --threads) share {cores} cores, which can take many times as long");
@@ -93,6 +99,13 @@ mod tests {
     fn more_threads_than_cores_are_told() {
         assert!(crowd(1000, 2).is_some_and(|line| line.contains("1000 threads (RAYON_NUM_THREADS or --threads) share 2 cores")));
         assert_eq!([crowd(2, 2), crowd(1, 2)], [None, None]);
+    }
+
+    #[test]
+    fn ranks_share_the_cores_unless_their_threads_are_set() {
+        assert_eq!([(None, 8, 1), (None, 8, 2), (None, 2, 4)].map(|(set, cores, here)| threads(set, cores, here)), [0, 4, 1]);
+        assert_eq!(["3", "1", "0", "many"].map(|set| threads(Some(set), 8, 2)), [3, 1, 4, 4]);
+        assert_eq!(["3", "0"].map(|set| threads(Some(set), 8, 1)), [3, 0]);
     }
 
     #[test]

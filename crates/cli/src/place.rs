@@ -1,8 +1,12 @@
 //! Which rank of a run this process is, where another process has said so: in the last words of its command line, or in the environment.
 
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::words::{RANK, last_words};
+
+/// Whether another process speaks for this one.
+static SILENT: AtomicBool = AtomicBool::new(false);
 
 /// Where the ranks of a run meet.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -208,6 +212,17 @@ pub(crate) fn told() -> Result<Option<Place>, String> {
 /// Which rank this process is: 0, if it is the only one or has started the others.
 pub(crate) fn rank() -> usize {
     told().ok().flatten().map_or(0, |place| place.rank)
+}
+
+/// From here on this process takes part in what its ranks do together, of which rank 0 speaks. What stands in the environment of a verb that has no
+/// ranks silences nobody.
+pub(crate) fn take_part() {
+    SILENT.store(rank() > 0, Ordering::Relaxed);
+}
+
+/// Whether rank 0 speaks for this process.
+pub(crate) fn is_silent() -> bool {
+    SILENT.load(Ordering::Relaxed)
 }
 
 /// Whether rank 0 has started this process.

@@ -16,7 +16,7 @@ use bellows_ranks::{Exchange, ExchangeError, Tcp, listen};
 use bellows_runs::End;
 
 use crate::orders::{left, left_out, rank_words};
-use crate::place::{Meeting, Starter, told};
+use crate::place::{Meeting, Starter, take_part, told};
 use crate::supervise::{end_of, end_with_parent};
 use crate::{Context, Failure, Usage, note, pulse};
 
@@ -110,6 +110,7 @@ fn late_after(patience: Duration) -> impl Fn() -> Option<String> {
 /// Ranks that do not come, an environment that says it in part.
 pub fn placed(patience: Duration) -> Result<Option<Rc<dyn Exchange>>, Failure> {
     let Some(place) = told().map_err(Usage)? else { return Ok(None) };
+    take_part();
     Ok(meet(place.ranks, patience)?.map(|ranks| ranks.exchange))
 }
 

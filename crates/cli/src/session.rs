@@ -21,6 +21,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use crate::background::{self, keep_words, leave_terminal, own_words};
+use crate::device::threads;
 use crate::layers::record_settings;
 use crate::orders;
 use crate::output;
@@ -99,6 +100,7 @@ impl Session {
     /// # Errors
     /// A dashboard of a run that another process trains, as [`Usage`]; the end of a supervised run that did not end well; ranks that do not come.
     pub fn is_left_to_others(&mut self, keeping: &Keeping, resumed: Option<&Path>, project: &str) -> Result<bool, Failure> {
+        place::take_part();
         if self.tui && (keeping.background || keeping.supervise) {
             return Err(Usage("--tui shows the run of its own process: leave out --supervise and --detach, or --tui".into()).into());
         }
@@ -142,7 +144,7 @@ impl Session {
         }
         let (_, here) = ranks::local_rank(keeping.ranks);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        join_pool(if here > 1 { (cores / here).max(1) } else { 0 })?;
+        join_pool(threads(std::env::var("RAYON_NUM_THREADS").ok().as_deref(), cores, here))?;
         self.ranks = ranks::meet(keeping.ranks, Duration::from_secs_f64(keeping.limits.seconds(Phase::Start)))?;
         Ok(false)
     }
@@ -284,7 +286,7 @@ impl Run {
             say(&format!("Logging to {}\nStarting training for {epochs} epochs", self.path().display()));
         }
         learner.observe(console);
-        keep_words(self.path());
+        keep_words(self.session.program, self.path());
     }
 
     /// Whether there is a closing to do after training that ended so; if not, says how to go on. From here on a signal leaves what is not yet

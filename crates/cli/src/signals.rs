@@ -5,20 +5,25 @@
 //! between two looks at a flag. What the main thread takes from the disk before anything is at stake (a run directory, scratch files) it
 //! registers here, so that it is given back also when the process ends between two of its instructions.
 
-use std::io::IsTerminal;
+use std::io::{self, IsTerminal};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bellows_exit::Exit;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::iterator::Signals as Arriving;
 use signal_hook::low_level;
 
+use crate::orders::orders;
 use crate::{Context, Failure, note, pulse, screen};
 
 /// How long the closing work gets to notice that it should stop. Nobody loses what it had done: all of it can be done again.
 const GRACE: Duration = Duration::from_secs(1);
+
+/// Within this time of a supervised run's first SIGTERM another one is the same: what ends all processes of a job at once (systemd, Slurm) sends it to the run
+/// and to its supervisor, which passes its own on.
+const ECHO: Duration = Duration::from_secs(1);
 
 /// What there is to lose.
 enum Phase {
@@ -39,8 +44,8 @@ type Undo = Box<dyn FnOnce() + Send>;
 struct State {
     phase: Phase,
     undo: Option<Undo>,
-    /// Somebody has asked for the end: the next time ends the process at once.
-    asked: bool,
+    /// When somebody has asked for the end, and by which signal: the next time ends the process at once.
+    asked: Option<(Instant, i32)>,
 }
 
 /// The signals of this process. Clones are the same signals.
@@ -57,7 +62,7 @@ impl Signals {
     /// # Errors
     /// When the operating system refuses a handler or a thread.
     pub(crate) fn install() -> Result<Self, Failure> {
-        let state = State { phase: Phase::Before("stopped"), undo: None, asked: false };
+        let state = State { phase: Phase::Before("stopped"), undo: None, asked: None };
         let signals = Self { stop: Arc::default(), incomplete: Arc::default(), state: Arc::new(Mutex::new(state)) };
         let installing = "installing signal handlers";
         let answered = [SIGINT, SIGTERM].into_iter().chain(hears_the_terminal().then_some(SIGHUP));
@@ -105,7 +110,7 @@ impl Signals {
         self.state().phase = Phase::Another { pid, outlives };
         // One that came before there was anybody to tell.
         if self.stopped() {
-            terminate(pid);
+            terminate(pid).ok();
         }
     }
 
@@ -156,8 +161,11 @@ impl Signals {
     fn answer(&self, signal: i32) {
         // Held for the whole answer: the main thread goes into no other phase meanwhile.
         let mut state = self.state();
+        if is_echo(state.asked, signal, orders().is_some()) {
+            return;
+        }
         self.stop.store(true, Ordering::Relaxed);
-        let again = signal != SIGHUP && std::mem::replace(&mut state.asked, true);
+        let again = signal != SIGHUP && state.asked.replace((Instant::now(), signal)).is_some();
         match &state.phase {
             Phase::Before(words) => {
                 tell(words);
@@ -166,7 +174,7 @@ impl Signals {
             }
             Phase::Another { outlives: true, .. } if signal == SIGHUP => quit(128 + signal),
             Phase::Another { pid, .. } => {
-                send(*pid, signal);
+                send(*pid, signal).ok();
             }
             Phase::Training { silent: true } if again => {
                 screen::give_back();
@@ -196,6 +204,11 @@ impl Drop for Taken {
     }
 }
 
+/// Whether a signal is the one by which the end was `asked` for, come a second time.
+fn is_echo(asked: Option<(Instant, i32)>, signal: i32, supervised: bool) -> bool {
+    supervised && asked.is_some_and(|(at, first)| first == signal && signal == SIGTERM && at.elapsed() < ECHO)
+}
+
 /// Over the bar that may stand in this line of a terminal.
 fn tell(words: &str) {
     let clear = if std::io::stderr().is_terminal() { "\r\x1b[K" } else { "" };
@@ -215,22 +228,33 @@ fn ignored(status: &str) -> Option<u64> {
     u64::from_str_radix(bits.trim(), 16).ok()
 }
 
-/// Asks a process to end; whether this system has a way to.
-pub(crate) fn terminate(pid: u32) -> bool {
+/// Asks a process to end.
+///
+/// # Errors
+/// Another user's process, or a system without signals.
+pub(crate) fn terminate(pid: u32) -> io::Result<()> {
     send(pid, SIGTERM)
 }
 
-/// Sends a signal, where there are such.
-fn send(pid: u32, signal: i32) -> bool {
-    #[cfg(unix)]
-    if let (Some(pid), Some(signal)) =
-        (i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw), rustix::process::Signal::from_named_raw(signal))
-    {
-        // It may have ended by itself.
-        rustix::process::kill_process(pid, signal).ok();
+#[cfg(unix)]
+fn send(pid: u32, signal: i32) -> io::Result<()> {
+    let pid = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw);
+    let Some((pid, signal)) = pid.zip(rustix::process::Signal::from_named_raw(signal)) else { return Ok(()) };
+    arrived(rustix::process::kill_process(pid, signal))
+}
+
+#[cfg(not(unix))]
+fn send(_: u32, _: i32) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+/// What became of a signal: a process that is not there has ended by itself.
+#[cfg(unix)]
+fn arrived(sent: rustix::io::Result<()>) -> io::Result<()> {
+    match sent {
+        Err(rustix::io::Errno::SRCH) => Ok(()),
+        sent => Ok(sent?),
     }
-    let _ = (pid, signal);
-    cfg!(unix)
 }
 
 /// Without the handlers of `exit`, which may wait for a thread that hangs in a driver.
@@ -241,6 +265,24 @@ pub(crate) fn quit(code: i32) -> ! {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_that_the_supervisor_passes_on_is_not_the_second() {
+        let at_once = |first, signal, supervised| is_echo(Some((Instant::now(), first)), signal, supervised);
+        assert!(at_once(SIGTERM, SIGTERM, true) && !at_once(SIGTERM, SIGTERM, false), "nobody else passes one on");
+        assert!(!at_once(SIGINT, SIGINT, true) && !at_once(SIGINT, SIGTERM, true), "a key that is pressed twice is meant");
+        assert!(!is_echo(None, SIGTERM, true));
+        let before = Instant::now().checked_sub(ECHO).map(|at| (at, SIGTERM));
+        assert!(!is_echo(before, SIGTERM, true), "a second later somebody asks again");
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn a_process_of_another_user_does_not_hear_and_one_that_has_ended_need_not() {
+        use rustix::io::Errno;
+        assert_eq!(arrived(Err(Errno::PERM)).unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+        assert!(arrived(Ok(())).is_ok() && arrived(Err(Errno::SRCH)).is_ok());
+    }
 
     #[test]
     fn a_process_knows_what_it_ignores() {

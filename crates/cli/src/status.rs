@@ -4,7 +4,7 @@
 //! `supervision.jsonl` what happened. Nothing in it is changed.
 
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -14,7 +14,7 @@ use clap::{Arg, ArgMatches, Command};
 use serde_json::{Value, json};
 
 use crate::signals::terminate;
-use crate::{Failure, Usage, option, rate, say, switch, text};
+use crate::{Failure, Usage, option, rate, reader_has_gone, say, switch, text};
 
 /// Between two looks of `--follow`.
 const LOOK: Duration = Duration::from_secs(2);
@@ -54,9 +54,10 @@ fn asked(matches: &ArgMatches, project: &str) -> Result<RunDir, Failure> {
     Ok(RunDir::open(latest(Path::new(&project)).ok_or_else(missing)?)?)
 }
 
-/// The run under `project` that gave a sign of life last; where none ever did, the one that saved last.
+/// The run under `project`, or in a chain's folder there, that gave a sign of life last; where none ever did, the one that saved last.
 fn latest(project: &Path) -> Option<PathBuf> {
     let runs = std::fs::read_dir(project).ok()?.filter_map(|entry| Some(entry.ok()?.path()));
+    let runs = runs.flat_map(|run| [run.join("run"), run]);
     let heard = runs.filter_map(|run| Some((std::fs::metadata(RunDir::at(&run).heartbeat()).ok()?.modified().ok()?, run)));
     heard.max().map(|(_, run)| run).or_else(|| find_latest_run(project))
 }
@@ -97,7 +98,7 @@ impl Coded for Hangs {
 /// Does `stop`: asks, and waits until the run has ended.
 ///
 /// # Errors
-/// No such run, none that a process of this machine has, or one that hangs and is nobody's to end.
+/// No such run, none that a process of this machine has, another user's, or one that hangs and is nobody's to end.
 pub fn stopping(matches: &ArgMatches, project: &str) -> Result<(), Failure> {
     let run = asked(matches, project)?;
     let state = State::of(&run);
@@ -110,9 +111,7 @@ pub fn stopping(matches: &ArgMatches, project: &str) -> Result<(), Failure> {
         return Err(Usage(format!("{}: {}: {why}", run.path().display(), state.word())).into());
     };
     say(&format!("{}: asking process {pid} to stop after this step", run.path().display()));
-    if !terminate(pid) {
-        return Err(Usage("this system has no way to ask for that: press Ctrl-C where the run was started".into()).into());
-    }
+    terminate(pid).map_err(|error| deaf(&run, pid, &error))?;
     loop {
         let state = State::of(&run);
         if !state.lives() {
@@ -124,6 +123,14 @@ pub fn stopping(matches: &ArgMatches, project: &str) -> Result<(), Failure> {
         }
         std::thread::sleep(Duration::from_millis(100));
     }
+}
+
+/// Why a process cannot be asked to stop.
+fn deaf(run: &RunDir, pid: u32, error: &io::Error) -> Usage {
+    Usage(match error.kind() {
+        io::ErrorKind::PermissionDenied => format!("{}: process {pid} is another user's: stop it as that user", run.path().display()),
+        _ => "this system has no way to ask for that: press Ctrl-C where the run was started".into(),
+    })
 }
 
 /// What a run's directory says.
@@ -284,10 +291,10 @@ fn tail(path: &Path) -> Vec<Value> {
     read().unwrap_or_default().lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
 }
 
-/// A line when something has changed from what was `said`, until no process has the run.
+/// A line when something has changed from what was `said`, until no process has the run or nobody reads any more.
 fn follow(run: &RunDir, mut said: State) {
     let mut at = Instant::now();
-    while said.lives() {
+    while said.lives() && !reader_has_gone() {
         std::thread::sleep(LOOK);
         let state = State::of(run);
         let turned = state.word() != said.word() || state.beat.epoch != said.beat.epoch || state.beat.restarts != said.beat.restarts;
@@ -328,6 +335,17 @@ mod tests {
     }
 
     #[test]
+    fn the_last_run_is_found_in_the_folder_of_a_concept_too() {
+        let dir = tempfile::tempdir().unwrap();
+        // Of two signs in the same instant the last by name counts.
+        for run in ["a/run", "b"].map(|run| dir.path().join(run)) {
+            std::fs::create_dir_all(&run).unwrap();
+            std::fs::write(RunDir::at(&run).heartbeat(), "{}").unwrap();
+            assert_eq!(latest(dir.path()), Some(run));
+        }
+    }
+
+    #[test]
     #[cfg(target_os = "linux")]
     fn a_supervisor_is_not_whoever_has_its_number() {
         let dir = tempfile::tempdir().unwrap();
@@ -343,6 +361,13 @@ mod tests {
         assert!(!is_supervised(&Beat::default(), &run));
         std::fs::write(run.supervision(), "{\"event\": \"restart\"}\n").unwrap();
         assert!(of(None, Some("the device was lost")), "in the pause before it is started again");
+    }
+
+    #[test]
+    fn whose_process_it_is_that_cannot_be_asked_is_told() {
+        let told = |kind: io::ErrorKind| deaf(&RunDir::at("runs/v"), 7, &kind.into()).to_string();
+        assert_eq!(told(io::ErrorKind::PermissionDenied), "runs/v: process 7 is another user's: stop it as that user");
+        assert!(told(io::ErrorKind::Unsupported).contains("press Ctrl-C"));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use bellows_chat::plan::{Mode, Stop};
 use bellows_chat::{EncodeOptions, ReadOptions, Role, Template, TrainOn, TrainOnEos, Truncation};
 use bellows_kernels::Precision;
 use bellows_learner::{Decay, LearnerConfig, Limits, OptimizerKind, Schedule, UpdateSchedule, Wire};
-use bellows_settings::{Layer, SettingsError, merge, settings};
+use bellows_settings::{Layer, SettingsError, merge, settings, with_text};
 use bellows_weights::gguf::Preset;
 use serde::{Deserialize, Serialize};
 
@@ -287,9 +287,9 @@ pub const MAY_CHANGE: [&str; 26] = [
 /// The names that `datasets.interleave_datasets` has for them.
 const STRATEGIES: [(&str, Stop); 2] = [("first_exhausted", Stop::FirstExhausted), ("all_exhausted", Stop::AllExhausted)];
 
-/// The layer with the maps it names by a text as a list, where that text is names alone and no expression.
+/// The layer with the maps it names by a text as a list, where that text is names alone and no expression, and as text what are words or numbers.
 fn with_names(layer: &Layer) -> Layer {
-    let mut layer = layer.clone();
+    let mut layer = with_text(layer, &["device", "concept_device", "concept_layers", "loss_scale"]);
     for (key, value) in &mut layer.values {
         if ["target_modules", "exclude_modules"].contains(&key.replace('-', "_").as_str())
             && let Some(Targets::Names(names)) = value.as_str().map(Targets::parse)
@@ -686,7 +686,9 @@ mod tests {
     }
 
     #[test]
-    fn a_text_of_names_is_a_list_in_files_as_on_the_command_line() {
+    fn values_of_files_are_those_of_the_command_line() {
+        let text = |key: &str, number: u32| serde_json::to_value(with(key, json!(number)).unwrap()).unwrap()[key].clone();
+        assert_eq!([text("device", 0), text("loss_scale", 128), text("concept_layers", 8)], ["0", "128", "8"]);
         let names = |names: &[&str]| Targets::Names(names.iter().map(ToString::to_string).collect());
         assert_eq!(with("target_modules", json!("q_proj")).unwrap().target_modules, names(&["q_proj"]));
         assert_eq!(with("target-modules", json!("q_proj,mlp.up_proj")).unwrap().target_modules, names(&["q_proj", "mlp.up_proj"]));

@@ -149,6 +149,17 @@ pub fn merge<C: Serialize + DeserializeOwned>(
     Ok(config)
 }
 
+/// The layer with numbers under these names as text: what a setting takes that has words, too, of which YAML makes a number.
+pub fn with_text(layer: &Layer, names: &[&str]) -> Layer {
+    let mut layer = layer.clone();
+    for (key, value) in &mut layer.values {
+        if value.is_number() && names.contains(&key.replace('-', "_").as_str()) {
+            *value = value.to_string().into();
+        }
+    }
+    layer
+}
+
 /// What takes the value of a layer below back where a setting may have none, and is text where it may be text.
 fn says_none(value: &Value) -> bool {
     value == "none" || value.as_array().is_some_and(|list| matches!(&list[..], [one] if one == "none"))

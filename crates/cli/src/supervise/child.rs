@@ -91,7 +91,7 @@ fn ended(child: &mut Child) -> Result<Option<ExitStatus>, Failure> {
 
 /// Asks, then forces. Whether it is dead then: a process that is held in a driver is not, and must not be waited for.
 fn end(child: &mut Child) -> Result<bool, Failure> {
-    terminate(child.id());
+    terminate(child.id()).ok();
     if dies(child, GRACE)? {
         return Ok(true);
     }

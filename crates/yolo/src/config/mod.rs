@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 use bellows_kernels::{HALF_GRADIENTS, Lowering, Precision};
 use bellows_learner::{EpochSchedule, LearnerConfig, Limits, LossScaling, OptimizerKind, Schedule, Wire};
-use bellows_settings::{Layer, SettingsError, merge, settings};
+use bellows_settings::{Layer, SettingsError, merge, settings, with_text};
 
 mod absent;
 mod sampler;
@@ -326,7 +326,8 @@ impl TrainConfig {
     /// As [`from_layers`](Self::from_layers).
     pub fn with_notes(layers: &[Layer]) -> Result<(Self, Vec<String>), SettingsError> {
         let notes = RefCell::new(Vec::new());
-        let mut config = merge(Self::default(), SETTINGS, layers, |name, value| {
+        let layers: Vec<Layer> = layers.iter().map(|layer| with_text(layer, &["device"])).collect();
+        let mut config = merge(Self::default(), SETTINGS, &layers, |name, value| {
             let Some(argument) = ABSENT.iter().find(|a| a.name == name) else { return Ok(false) };
             notes.borrow_mut().extend(argument.check(value)?);
             Ok(true)
@@ -337,7 +338,7 @@ impl TrainConfig {
             notes.push(format!("warning: imgsz {} is no multiple of {STRIDE}: {imgsz} is used", config.imgsz));
             config.imgsz = imgsz;
         }
-        notes.extend(config.left_to_auto(layers));
+        notes.extend(config.left_to_auto(&layers));
         config.validate().map_err(refuse)?;
         Ok((config, notes))
     }

@@ -30,6 +30,8 @@ fn a_peers_arguments_are_taken_told_or_refused() {
     let notes = |values: Value| TrainConfig::with_notes(&[layer("args.yaml", values)]).map(|(_, notes)| notes);
     let anyway = json!({"task": "detect", "amp": false, "deterministic": true, "mask_ratio": 4, "device": "cpu", "half": false});
     assert_eq!(notes(anyway), Ok(Vec::new()));
+    let device = |values: Value| TrainConfig::from_layers(&[layer("args.yaml", values)]).map(|config| config.device);
+    assert_eq!([json!({"device": 0}), json!({"device": "0"})].map(device), ["0", "0"].map(|number| Ok(number.to_owned())));
     let told = notes(json!({"amp": true, "source": "x.jpg"})).unwrap();
     assert!(told.len() == 2 && told[0].starts_with("amp true: training is f32 unless"), "{told:?}");
     assert!(told[1].starts_with("source x.jpg: does nothing in training"), "{told:?}");

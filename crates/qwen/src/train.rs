@@ -12,7 +12,7 @@ use burn::data::dataset::InMemDataset;
 use burn::tensor::Device;
 use serde_json::Value;
 
-use crate::adapter::{AdapterError, HEAD, LoraConfig, train_where};
+use crate::adapter::{AdapterError, HEAD, LoraConfig, Targets, train_where};
 use crate::base::{Base, BaseError};
 use crate::checks::{adapter_fits, warnings};
 use crate::config::{MAY_CHANGE, Method, SftConfig};
@@ -330,10 +330,18 @@ impl Finetune {
 /// # Errors
 /// An adapter whose settings cannot be read, and one that has others than were asked for.
 pub fn with_adapter(mut config: SftConfig) -> Result<(SftConfig, LoraConfig), FinetuneError> {
-    let (own, plain) = (config.lora(), SftConfig::default().lora());
+    let (mut own, plain) = (config.lora(), SftConfig::default().lora());
     let Some(dir) = config.adapter.as_ref().map(PathBuf::from) else { return Ok((config, own)) };
     let theirs = peft::read_config(&dir.join("adapter_config.json"))?;
     let lora = LoraConfig { lora_dropout: own.lora_dropout, ..theirs };
+    // An expression that could be a name is recorded with a run as the text it is, and read from there as a name.
+    for (own, theirs) in [(&mut own.target_modules, &lora.target_modules), (&mut own.exclude_modules, &lora.exclude_modules)] {
+        if let Targets::Pattern(text) = theirs
+            && *own == Targets::parse(text)
+        {
+            own.clone_from(theirs);
+        }
+    }
     let fields = [&own, &plain, &lora].map(|lora| serde_json::to_value(lora).unwrap_or_default());
     let Value::Object(asked) = &fields[0] else { return Ok((config, lora)) };
     if let Some((key, value)) = asked.iter().find(|(key, value)| **value != fields[1][*key] && **value != fields[2][*key]) {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use crate::support::{self, ending, error, examples, host, model, scatter, settings, shape, train};
 use bellows_chat::{Batch, Encoded, PADDING};
 use bellows_learner::{Draw, Layout, OptimizerKind, Stopwatch, Task};
-use bellows_qwen::adapter::Targets;
+use bellows_qwen::adapter::{LoraConfig, Targets};
 use bellows_qwen::base::random;
 use bellows_qwen::checkpointing::Checkpointing;
 use bellows_qwen::config::{Method, SftConfig};
@@ -19,6 +19,8 @@ use bellows_qwen::model::{CausalLm, ModelConfig};
 use bellows_qwen::peft;
 use bellows_qwen::storage::BaseDtype;
 use bellows_qwen::task::SftTask;
+use bellows_qwen::train::with_adapter;
+use bellows_settings::Layer;
 use bellows_weights::{Tensor as FileTensor, read};
 use burn::data::dataset::InMemDataset;
 use burn::module::{Module, Param};
@@ -342,6 +344,26 @@ fn an_adapter_of_pefts_goes_on_as_in_peft() {
             assert!(e < 1e-4, "{name} {key}: {e:e}");
         }
     }
+}
+
+/// The settings that a run has recorded are the run's own when it goes on, also where a text is read as a name and the adapter means an expression.
+#[test]
+fn what_a_run_has_recorded_of_an_adapter_is_the_adapters() {
+    let dir = tempfile::tempdir().unwrap();
+    let word = |text: &str| Targets::Pattern(text.into());
+    let (target_modules, exclude_modules) = (word("model.layers.0.self_attn.q_proj"), word("lm_head"));
+    let theirs = LoraConfig { target_modules, exclude_modules, ..settings().lora() };
+    std::fs::write(dir.path().join("adapter_config.json"), peft::config_json(&theirs, None).to_string()).unwrap();
+    let adapter = Some(dir.path().to_string_lossy().into_owned());
+    let (begun, lora) = with_adapter(SftConfig { adapter, ..settings() }).unwrap();
+    let recorded = serde_json::to_value(&begun).unwrap();
+    let layer = Layer { origin: "config.yaml".into(), values: recorded.as_object().unwrap().clone() };
+    let read = SftConfig::from_layers(&[layer]).unwrap();
+    assert!(read.target_modules != begun.target_modules && read.exclude_modules != begun.exclude_modules, "read as names");
+    assert_eq!(with_adapter(read.clone()).unwrap(), (begun, lora));
+    // Another name is not the adapter's.
+    let error = with_adapter(SftConfig { exclude_modules: Targets::parse("v_proj"), ..read }).unwrap_err().to_string();
+    assert!(error.contains("leave exclude_modules to the adapter"), "{error}");
 }
 
 /// Trained whole, the embedding of a model whose head it is stands in the files under both names, as PEFT has it.

@@ -167,6 +167,10 @@ fn a_gguf_that_is_tuned_in_f16_goes_on_after_a_kill() {
     assert_eq!(killed.status.code(), None, "it was to be killed");
     let (out, _) = expect_code(&mut llm_finetune(dir.path(), &args), 0);
     assert!(out.contains("going on at epoch"), "{out}");
+    // Blocks of the file are not the edited model's, which is said before it is made.
+    let (_, err) =
+        expect_code(&mut llm_finetune(dir.path(), &[&CHAIN[..], &["blocks", "--model", "base.gguf", "--base-dtype", "gguf"]].concat()), 2);
+    assert!(err.contains("the edited model that is tuned is no .gguf file") && !dir.path().join("runs/sft/blocks").exists(), "{err}");
 }
 
 #[test]

@@ -20,6 +20,7 @@ use crate::curves::Curves;
 use crate::data::SftData;
 use crate::examples::Examples;
 use crate::export::{ExportError, write_transformers};
+use crate::grow::grow_adapter;
 use crate::hashes::{FNV, fnv};
 use crate::load;
 use crate::memory::Place;
@@ -121,7 +122,8 @@ impl Finetune {
         device: &Device,
         dir: RunDir,
     ) -> Result<Self, FinetuneError> {
-        let Base { model, config: shape, mut tokenizer } = base;
+        let Base { model, config: shape, mut tokenizer, added } = base;
+        let fresh = tokenizer.len() - added..tokenizer.len();
         if data.train.is_empty() {
             return Err(FinetuneError::Data(data.nothing_left(&config)));
         }
@@ -147,19 +149,18 @@ impl Finetune {
         let (base, mut brought) = (norms(&model), FNV);
         let (config, mut lora) = with_adapter(config)?;
         let model = if config.rows_in_f16(Place::of(device)) { model.with_rows_in_f16() } else { model };
+        if !fresh.is_empty() && config.method == Method::Lora && model.lm_head.is_some() && !lora.trains(HEAD) {
+            let reason = "new_tokens: this model has a lm_head of its own, whose new rows must be trained: modules_to_save lm_head too";
+            return Err(AdapterError::Setting(reason.into()).into());
+        }
         let model = match (config.method, config.adapter.as_ref().map(Path::new)) {
             (Method::Full, _) => train_where(model, |_| true),
             (Method::Lora, None) => {
                 adapter_fits(&lora, &model)?;
-                if !config.new_tokens.is_empty() && model.lm_head.is_some() && !lora.trains(HEAD) {
-                    let reason =
-                        "new_tokens: this model has a lm_head of its own, whose new rows must be trained: modules_to_save lm_head too";
-                    return Err(AdapterError::Setting(reason.into()).into());
-                }
                 lora.apply(model, config.seed)?
             }
             (Method::Lora, Some(dir)) => {
-                let (theirs, tensors) = peft::read(dir)?;
+                let (theirs, mut tensors) = peft::read(dir)?;
                 lora.brought = theirs.brought;
                 if config.objective == Objective::Dpo && !lora.brought.is_empty() {
                     let reason =
@@ -168,6 +169,10 @@ impl Finetune {
                 }
                 let own = lora.brought.iter().filter_map(|name| tensors.get(&peft::peft_name(name)));
                 brought = fnv(brought, own.flat_map(|tensor| tensor.data.iter().copied()));
+                // It knows nothing of them, and its embedding takes the place of the one that has their rows.
+                if !fresh.is_empty() {
+                    grow_adapter(&mut tensors, &fresh, shape.vocab_size, device)?;
+                }
                 peft::attach(model, &lora, tensors, dir)?
             }
         };

@@ -154,7 +154,7 @@ pub(super) fn ablate(
         note(&format!("warning: {warning}"));
     }
     let record = record(found, place, edit, model, TOOL)?;
-    let Base { model, config, tokenizer } = base;
+    let Base { model, config, tokenizer, .. } = base;
     let model = edit.apply(model, &found.directions.unit(place)?)?;
     for line in write_model(out, &model, &config, record, &tokenizer, dtype)? {
         note(&format!("warning: {line}"));

@@ -65,6 +65,15 @@ fn the_verbs_follow_each_other() {
     // A guard that does not hold ends with 1.
     let (_, err) = concept(&["eval", "--sets", "sets", "--edited", "edited", "--max-perplexity-rise", "-1"], 1);
     assert!(err.contains("take fewer layers or a lower strength"), "{err}");
+
+    // What is found anew was not scored: no choice of before is left.
+    concept(&["extract", "--sets", "sets", "--out", "found"], 0);
+    let found = |file: &str| dir.path().join("found").join(file);
+    assert!(!found("scores.json").exists() && !found("scores.png").exists());
+    let json: Value = serde_json::from_slice(&std::fs::read(found("concept.json")).unwrap()).unwrap();
+    let (out, _) = concept(&["ablate", "--concept", "found", "--out", "again"], 0);
+    let chosen = format!("input of layer {}, token -{},", json["chosen"]["layer"], json["chosen"]["position"]);
+    assert!(out.contains(&chosen), "no {chosen} in {out}");
 }
 
 const CHAIN: [&str; 11] = [
@@ -158,6 +167,10 @@ fn a_gguf_that_is_tuned_in_f16_goes_on_after_a_kill() {
     assert_eq!(killed.status.code(), None, "it was to be killed");
     let (out, _) = expect_code(&mut llm_finetune(dir.path(), &args), 0);
     assert!(out.contains("going on at epoch"), "{out}");
+    // Blocks of the file are not the edited model's, which is said before it is made.
+    let (_, err) =
+        expect_code(&mut llm_finetune(dir.path(), &[&CHAIN[..], &["blocks", "--model", "base.gguf", "--base-dtype", "gguf"]].concat()), 2);
+    assert!(err.contains("the edited model that is tuned is no .gguf file") && !dir.path().join("runs/sft/blocks").exists(), "{err}");
 }
 
 #[test]

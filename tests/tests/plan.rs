@@ -244,9 +244,15 @@ fn batches_are_measured_upward_in_processes_of_their_own() {
     let heading = ["batch", "peak GB", "planned GB", "tokens/s", "examples/s", "fragmented", "watts"];
     assert!(heading.iter().all(|column| lines[0].contains(column)) && lines[1].split_whitespace().count() == 8, "{out}");
     assert!(lines[2].starts_with("the fastest: --batch-size 1 ("), "{out}");
-    let (_, error) =
-        expect_code(&mut llm_finetune(dir.path(), &["tune-batch", "--config", "tiny.yaml", "--lora-dropout", "0.1", "--r", "500"]), 2);
+    // Without a measurement it ends as what was to measure: here with the settings, and where a list is asked for, it is empty.
+    let refused = |more: &[&str]| {
+        let args = [&["tune-batch", "--config", "tiny.yaml", "--lora-dropout", "0.1", "--json"], more].concat();
+        expect_code(&mut llm_finetune(dir.path(), &args), 2)
+    };
+    let (out, error) = refused(&["--r", "500"]);
+    assert!(json(&out) == Value::Array(Vec::new()) && error.contains("not even a batch of 1 could be measured: "), "{out}{error}");
     assert!(error.contains("r is 500"), "{error}");
+    assert!(refused(&["--most", "0"]).1.contains("--most 0 leaves no batch"));
 }
 
 /// The system ends a process that has used its seconds of the processor, as it would one that asks for more memory than there is.
@@ -266,4 +272,11 @@ fn a_measurement_that_dies_ends_the_table_and_leaves_nothing() {
     let last = rows.last().unwrap_or_else(|| panic!("{error}"))["batch"].as_u64().unwrap();
     assert!(error.contains(&format!("a batch of {}: signal: 9 (SIGKILL)", 2 * last)), "{error}");
     assert_eq!(std::fs::read_dir(&temporary).unwrap().count(), 0, "left behind");
+
+    // One whose own folder has a longer name than the system takes has failed, whatever the settings.
+    let mut deep = format!("{}/", temporary.display());
+    deep += &"./".repeat((4075 - deep.len()) / 2);
+    let mut failing = llm_finetune(dir.path(), &["tune-batch", "--config", "tiny.yaml", "--most", "1"]);
+    let (_, error) = expect_code(failing.env("TMPDIR", &deep), 1);
+    assert!(error.contains("not even a batch of 1 could be measured: "), "{error}");
 }

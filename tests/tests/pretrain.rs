@@ -52,6 +52,27 @@ fn new_tokens_are_learnt_and_go_with_the_adapter() {
     let (out, _) = run(&[&train[..], &["--adapter", "runs/sft/train/adapter", "--name", "on", "--epochs", "1"]].concat(), 0);
     assert!(!out.contains("tokens added"), "they are there: {out}");
 
+    // Further ones begin as the mean of the adapter's rows, in its padding and behind it, and the others are what they were: a rate of 0 leaves them so.
+    let further = (0..64).map(|i| format!("<slag{i}>")).collect::<Vec<_>>();
+    let old = embedding.to_f32().unwrap();
+    for (count, name) in [(1, "room"), (64, "rows")] {
+        let tokens = further[..count].join(",");
+        let more = ["--config", "more.yaml", "--new-tokens", &tokens, "--modules-to-save", "embed_tokens", "--adapter"];
+        let (out, _) = run(&[&more[..], &["runs/sft/train/adapter", "--learning-rate", "0", "--epochs", "1", "--name", name]].concat(), 0);
+        assert!(out.contains(&format!("{count} tokens added")), "{out}");
+        let adapter = dir.path().join("runs/sft").join(name).join("adapter");
+        let tensors = read(&adapter.join("adapter_model.safetensors")).unwrap().tensors;
+        let new = tensors["base_model.model.model.embed_tokens.weight"].to_f32().unwrap();
+        let tokenizer: serde_json::Value = serde_json::from_slice(&std::fs::read(adapter.join("tokenizer.json")).unwrap()).unwrap();
+        let slag = tokenizer["added_tokens"].as_array().unwrap().iter().find(|added| added["content"] == "<slag0>").unwrap();
+        let (first, width) = (slag["id"].as_u64().unwrap() as usize, embedding.shape[1]);
+        assert!(new[..first * width] == old[..first * width]);
+        let mean = |column: usize| (0..first).map(|row| f64::from(old[row * width + column])).sum::<f64>() / first as f64;
+        for row in [first, first + count - 1] {
+            assert!((0..width).all(|column| (f64::from(new[row * width + column]) - mean(column)).abs() < 1e-6), "{name}: row {row}");
+        }
+    }
+
     // Rows that nobody trains are refused.
     let (_, err) = run(&["--config", "more.yaml", "--new-tokens", "<ore>"], 2);
     assert!(err.contains("new_tokens need rows that are trained"), "{err}");

@@ -36,7 +36,7 @@ pub(crate) fn eval(args: &EvalArgs) -> Result<(), Failure> {
     let adapter = config.adapter.as_deref().map(Path::new);
     // Both are asked in the same words: those the adapter was trained with.
     adapter.map_or(Ok(()), |dir| adopt_tokenizer(&mut base, dir))?;
-    let Base { model, config: shape, tokenizer } = base;
+    let Base { model, config: shape, tokenizer, .. } = base;
     let (template, options) = (pick_template(&config, shape.architecture, &tokenizer)?, config.encoding()?);
     let words = Words { tokenizer: &tokenizer, template: &template, config: &config, options: &options, asking: args.asking };
     let judge = Judge { shape: &shape, words };

@@ -44,6 +44,9 @@ pub(crate) fn tune(args: &TuneArgs, signals: &Signals) -> Result<(), Failure> {
     if let Some(batch) = args.measure {
         return measure(config, batch, signals);
     }
+    if args.most == 0 {
+        return Err(Usage("--most 0 leaves no batch to measure".into()).into());
+    }
     // What one that dies leaves behind goes with this process.
     let (folder, _taken) = scratch(signals)?;
     let mut measured: Vec<Value> = Vec::new();
@@ -58,7 +61,15 @@ pub(crate) fn tune(args: &TuneArgs, signals: &Signals) -> Result<(), Failure> {
                 }
                 measured.push(row);
             }
-            Err(why) => {
+            Err((exit, why)) if measured.is_empty() => {
+                // A list all the same, for who reads one.
+                if args.json {
+                    say("[]");
+                }
+                let what = format!("not even a batch of {batch} could be measured");
+                return Err::<(), _>(std::io::Error::other(why)).context(exit, what);
+            }
+            Err((_, why)) => {
                 note(&format!("a batch of {batch}: {why}"));
                 break;
             }
@@ -69,9 +80,8 @@ pub(crate) fn tune(args: &TuneArgs, signals: &Signals) -> Result<(), Failure> {
         return Ok(());
     }
     let speed = |row: &&Value| row["tokens_per_s"].as_f64().unwrap_or(0.0);
-    match measured.iter().max_by(|a, b| speed(a).total_cmp(&speed(b))) {
-        Some(best) => say(&format!("the fastest: --batch-size {} ({:.0} tokens/s)", best["batch"], speed(&best))),
-        None => return Err(Failure::from(Usage("not even a batch of 1 could be measured".into()))),
+    if let Some(best) = measured.iter().max_by(|a, b| speed(a).total_cmp(&speed(b))) {
+        say(&format!("the fastest: --batch-size {} ({:.0} tokens/s)", best["batch"], speed(&best)));
     }
     Ok(())
 }
@@ -80,8 +90,9 @@ fn cell(value: &Value, digits: usize) -> String {
     value.as_f64().map_or_else(|| format!("{:>12}", "-"), |value| format!("{value:>12.digits$}"))
 }
 
-/// One measurement by this program, with the words it was given and `folder` for temporary files; why there is none, if it failed or died.
-fn in_a_child(typed: &[String], batch: usize, folder: &Path) -> Result<Result<Value, String>, Failure> {
+/// One measurement by this program, with the words it was given and `folder` for temporary files; whose fault it is that there is none, and why, if it
+/// failed or died.
+fn in_a_child(typed: &[String], batch: usize, folder: &Path) -> Result<Result<Value, (Exit, String)>, Failure> {
     let program = this_program().context(Exit::Failed, "finding this program")?;
     let child = Command::new(&program)
         .args(typed)
@@ -97,7 +108,8 @@ fn in_a_child(typed: &[String], batch: usize, folder: &Path) -> Result<Result<Va
     {
         return Ok(Ok(row));
     }
-    Ok(Err(format!("{} ({})", child.status, last(&child.stderr))))
+    let exit = child.status.code().map_or(Exit::Failed, Exit::of);
+    Ok(Err((exit, format!("{} ({})", child.status, last(&child.stderr)))))
 }
 
 /// A few steps of this batch on the longest row, an evaluation on the longest of its own, a checkpoint and an adapter; what that took, as JSON.

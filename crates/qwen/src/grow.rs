@@ -4,10 +4,14 @@
 use std::ops::Range;
 
 use bellows_chat::{Fault, Tokenizer};
+use bellows_weights::{Tensor as FileTensor, Tensors};
 use burn::module::Param;
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Device, Tensor, TensorData};
 
+use crate::adapter::{EMBEDDING, HEAD};
 use crate::base::Base;
+use crate::peft::{PeftError, peft_name};
+use crate::weights::host;
 
 /// A grown embedding has a multiple of this many rows.
 const MULTIPLE: usize = 64;
@@ -19,6 +23,7 @@ const MULTIPLE: usize = 64;
 pub fn add_tokens(base: &mut Base, tokens: &[String]) -> Result<usize, Fault> {
     let first = base.tokenizer.len();
     let added = base.tokenizer.add(tokens)?;
+    base.added += added;
     if added > 0 {
         let (end, rows) = (base.tokenizer.len(), base.config.vocab_size);
         set_rows(base, first..end, if end > rows { end.next_multiple_of(MULTIPLE) } else { rows });
@@ -30,8 +35,25 @@ pub fn add_tokens(base: &mut Base, tokens: &[String]) -> Result<usize, Fault> {
 /// fewer where somebody cut what the model has none for.
 pub fn adopt(base: &mut Base, tokenizer: Tokenizer, rows: usize) {
     let first = base.tokenizer.len();
-    base.tokenizer = tokenizer;
+    (base.tokenizer, base.added) = (tokenizer, 0);
     set_rows(base, first..rows, rows);
+}
+
+/// Gives the embedding and the head among an adapter's tensors the rows that those of the model have: `rows`, of which `fresh` are new.
+///
+/// # Errors
+/// A tensor that cannot be read as numbers, or that the device does not hand back.
+pub(crate) fn grow_adapter(tensors: &mut Tensors, fresh: &Range<usize>, rows: usize, device: &Device) -> Result<(), PeftError> {
+    for name in [EMBEDDING, HEAD] {
+        let Some(tensor) = tensors.get_mut(&peft_name(name)) else { continue };
+        // What is no matrix, or has no row for each token of before, is refused by whoever puts it on the model.
+        let [old_rows, width] = tensor.shape[..] else { continue };
+        if old_rows >= fresh.start {
+            let old = Tensor::<2>::from_data(TensorData::new(tensor.to_f32()?, [old_rows, width]), device);
+            *tensor = FileTensor::from_f32([rows, width], &host(name, with_rows(old, fresh.clone(), rows))?);
+        }
+    }
+    Ok(())
 }
 
 /// Gives the embedding (and a head of its own) `rows` rows, those of `fresh` new.
@@ -66,8 +88,6 @@ pub(crate) fn with_rows(old: Tensor<2>, fresh: Range<usize>, rows: usize) -> Ten
 
 #[cfg(test)]
 mod tests {
-    use burn::tensor::Device;
-
     use super::*;
 
     fn rows(base: &Base) -> Vec<f32> {

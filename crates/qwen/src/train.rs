@@ -12,7 +12,7 @@ use burn::data::dataset::InMemDataset;
 use burn::tensor::Device;
 use serde_json::Value;
 
-use crate::adapter::{AdapterError, HEAD, LoraConfig, train_where};
+use crate::adapter::{AdapterError, HEAD, LoraConfig, Targets, train_where};
 use crate::base::{Base, BaseError};
 use crate::checks::{adapter_fits, warnings};
 use crate::config::{MAY_CHANGE, Method, SftConfig};
@@ -20,6 +20,7 @@ use crate::curves::Curves;
 use crate::data::SftData;
 use crate::examples::Examples;
 use crate::export::{ExportError, write_transformers};
+use crate::grow::grow_adapter;
 use crate::hashes::{FNV, fnv};
 use crate::load;
 use crate::memory::Place;
@@ -121,7 +122,8 @@ impl Finetune {
         device: &Device,
         dir: RunDir,
     ) -> Result<Self, FinetuneError> {
-        let Base { model, config: shape, mut tokenizer } = base;
+        let Base { model, config: shape, mut tokenizer, added } = base;
+        let fresh = tokenizer.len() - added..tokenizer.len();
         if data.train.is_empty() {
             return Err(FinetuneError::Data(data.nothing_left(&config)));
         }
@@ -147,19 +149,18 @@ impl Finetune {
         let (base, mut brought) = (norms(&model), FNV);
         let (config, mut lora) = with_adapter(config)?;
         let model = if config.rows_in_f16(Place::of(device)) { model.with_rows_in_f16() } else { model };
+        if !fresh.is_empty() && config.method == Method::Lora && model.lm_head.is_some() && !lora.trains(HEAD) {
+            let reason = "new_tokens: this model has a lm_head of its own, whose new rows must be trained: modules_to_save lm_head too";
+            return Err(AdapterError::Setting(reason.into()).into());
+        }
         let model = match (config.method, config.adapter.as_ref().map(Path::new)) {
             (Method::Full, _) => train_where(model, |_| true),
             (Method::Lora, None) => {
                 adapter_fits(&lora, &model)?;
-                if !config.new_tokens.is_empty() && model.lm_head.is_some() && !lora.trains(HEAD) {
-                    let reason =
-                        "new_tokens: this model has a lm_head of its own, whose new rows must be trained: modules_to_save lm_head too";
-                    return Err(AdapterError::Setting(reason.into()).into());
-                }
                 lora.apply(model, config.seed)?
             }
             (Method::Lora, Some(dir)) => {
-                let (theirs, tensors) = peft::read(dir)?;
+                let (theirs, mut tensors) = peft::read(dir)?;
                 lora.brought = theirs.brought;
                 if config.objective == Objective::Dpo && !lora.brought.is_empty() {
                     let reason =
@@ -168,6 +169,10 @@ impl Finetune {
                 }
                 let own = lora.brought.iter().filter_map(|name| tensors.get(&peft::peft_name(name)));
                 brought = fnv(brought, own.flat_map(|tensor| tensor.data.iter().copied()));
+                // It knows nothing of them, and its embedding takes the place of the one that has their rows.
+                if !fresh.is_empty() {
+                    grow_adapter(&mut tensors, &fresh, shape.vocab_size, device)?;
+                }
                 peft::attach(model, &lora, tensors, dir)?
             }
         };
@@ -330,10 +335,18 @@ impl Finetune {
 /// # Errors
 /// An adapter whose settings cannot be read, and one that has others than were asked for.
 pub fn with_adapter(mut config: SftConfig) -> Result<(SftConfig, LoraConfig), FinetuneError> {
-    let (own, plain) = (config.lora(), SftConfig::default().lora());
+    let (mut own, plain) = (config.lora(), SftConfig::default().lora());
     let Some(dir) = config.adapter.as_ref().map(PathBuf::from) else { return Ok((config, own)) };
     let theirs = peft::read_config(&dir.join("adapter_config.json"))?;
     let lora = LoraConfig { lora_dropout: own.lora_dropout, ..theirs };
+    // An expression that could be a name is recorded with a run as the text it is, and read from there as a name.
+    for (own, theirs) in [(&mut own.target_modules, &lora.target_modules), (&mut own.exclude_modules, &lora.exclude_modules)] {
+        if let Targets::Pattern(text) = theirs
+            && *own == Targets::parse(text)
+        {
+            own.clone_from(theirs);
+        }
+    }
     let fields = [&own, &plain, &lora].map(|lora| serde_json::to_value(lora).unwrap_or_default());
     let Value::Object(asked) = &fields[0] else { return Ok((config, lora)) };
     if let Some((key, value)) = asked.iter().find(|(key, value)| **value != fields[1][*key] && **value != fields[2][*key]) {

@@ -62,7 +62,7 @@ fn cases() -> [(&'static str, Case); 3] {
 impl Case {
     /// `base.gguf`, `merged.gguf` and `adapter.gguf`.
     fn write(&self, dir: &Path) {
-        let Base { model, config, tokenizer } = &self.base;
+        let Base { model, config, tokenizer, .. } = &self.base;
         let equipped = peft::attach(model.clone(), &self.adapter, self.tensors.clone(), dir).unwrap();
         write_gguf(&dir.join("base.gguf"), model, config, tokenizer, Preset::F16, "base").unwrap();
         // A matrix at a time, or the whole model first.

@@ -33,7 +33,7 @@ use burn::tensor::{DType, Device, Distribution, Int, Tensor, TensorData};
 const LENGTHS: [usize; 5] = [5, 9, 13, 7, 20];
 
 fn stored(dtype: BaseDtype) -> CausalLm {
-    let base = Base { model: model(), config: shape(), tokenizer: tokenizer() };
+    let base = Base { model: model(), config: shape(), tokenizer: tokenizer(), added: 0 };
     base.stored_as(dtype, &Device::flex()).unwrap().model
 }
 
@@ -98,7 +98,7 @@ fn everything_of_a_model_in_blocks_is_visited() {
 
 /// A run on a base stored as `dtype` in a directory that may have one.
 fn on(dtype: BaseDtype, dir: &Path) -> Finetune {
-    let base = Base { model: stored(dtype), config: shape(), tokenizer: tokenizer() };
+    let base = Base { model: stored(dtype), config: shape(), tokenizer: tokenizer(), added: 0 };
     let data = SftData { train: examples(&LENGTHS).into(), ..SftData::default() };
     let config = SftConfig { base_dtype: dtype, ..settings() };
     Finetune::new(config, base, data, Template::ChatMl, &Device::flex(), RunDir::create(dir, "run", true).unwrap()).unwrap()
@@ -162,7 +162,7 @@ fn what_is_trained_is_in_no_blocks() {
     // f16 ends where bf16 does not.
     let mut large = model();
     large.model.embed_tokens.weight = large.model.embed_tokens.weight.clone().map(|w| w.mul_scalar(1e6));
-    let base = || Base { model: large.clone(), config: shape(), tokenizer: tokenizer() };
+    let base = || Base { model: large.clone(), config: shape(), tokenizer: tokenizer(), added: 0 };
     let error = base().stored_as(BaseDtype::F16, &Device::flex()).err().unwrap().to_string();
     assert!(error.contains("embed_tokens") && error.contains("65504"), "{error}");
     assert!(base().stored_as(BaseDtype::Bf16, &Device::flex()).is_ok());

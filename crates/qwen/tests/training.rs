@@ -3,13 +3,15 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::support::{self, ending, error, examples, host, model, scatter, settings, shape, train};
-use bellows_chat::{Batch, Encoded, PADDING};
+use crate::support::{self, ending, error, examples, host, model, scatter, settings, shape, tokenizer, train};
+use bellows_chat::{Batch, Encoded, PADDING, Template};
 use bellows_learner::{Draw, Layout, OptimizerKind, Stopwatch, Task};
-use bellows_qwen::adapter::Targets;
-use bellows_qwen::base::random;
+use bellows_qwen::adapter::{LoraConfig, Targets};
+use bellows_qwen::base::{Base, random};
 use bellows_qwen::checkpointing::Checkpointing;
 use bellows_qwen::config::{Method, SftConfig};
+use bellows_qwen::data::SftData;
+use bellows_qwen::grow::add_tokens;
 use bellows_qwen::load::{load, replace};
 use bellows_qwen::model::layers::Linear;
 use bellows_qwen::model::lora::{Lora, LoraSpec};
@@ -19,6 +21,9 @@ use bellows_qwen::model::{CausalLm, ModelConfig};
 use bellows_qwen::peft;
 use bellows_qwen::storage::BaseDtype;
 use bellows_qwen::task::SftTask;
+use bellows_qwen::train::{Finetune, with_adapter};
+use bellows_runs::RunDir;
+use bellows_settings::Layer;
 use bellows_weights::{Tensor as FileTensor, read};
 use burn::data::dataset::InMemDataset;
 use burn::module::{Module, Param};
@@ -344,6 +349,26 @@ fn an_adapter_of_pefts_goes_on_as_in_peft() {
     }
 }
 
+/// The settings that a run has recorded are the run's own when it goes on, also where a text is read as a name and the adapter means an expression.
+#[test]
+fn what_a_run_has_recorded_of_an_adapter_is_the_adapters() {
+    let dir = tempfile::tempdir().unwrap();
+    let word = |text: &str| Targets::Pattern(text.into());
+    let (target_modules, exclude_modules) = (word("model.layers.0.self_attn.q_proj"), word("lm_head"));
+    let theirs = LoraConfig { target_modules, exclude_modules, ..settings().lora() };
+    std::fs::write(dir.path().join("adapter_config.json"), peft::config_json(&theirs, None).to_string()).unwrap();
+    let adapter = Some(dir.path().to_string_lossy().into_owned());
+    let (begun, lora) = with_adapter(SftConfig { adapter, ..settings() }).unwrap();
+    let recorded = serde_json::to_value(&begun).unwrap();
+    let layer = Layer { origin: "config.yaml".into(), values: recorded.as_object().unwrap().clone() };
+    let read = SftConfig::from_layers(&[layer]).unwrap();
+    assert!(read.target_modules != begun.target_modules && read.exclude_modules != begun.exclude_modules, "read as names");
+    assert_eq!(with_adapter(read.clone()).unwrap(), (begun, lora));
+    // Another name is not the adapter's.
+    let error = with_adapter(SftConfig { exclude_modules: Targets::parse("v_proj"), ..read }).unwrap_err().to_string();
+    assert!(error.contains("leave exclude_modules to the adapter"), "{error}");
+}
+
 /// Trained whole, the embedding of a model whose head it is stands in the files under both names, as PEFT has it.
 #[test]
 fn an_adapter_with_a_tied_embedding_goes_out_and_in() {
@@ -367,6 +392,34 @@ fn an_adapter_with_a_tied_embedding_goes_out_and_in() {
     std::fs::write(&path, text.replace("\"ensure_weight_tying\": true", "\"ensure_weight_tying\": false")).unwrap();
     let error = peft::attach(model(), &peft::read_config(&path).unwrap(), tensors, &adapter).unwrap_err();
     assert!(error.to_string().contains("ensure_weight_tying"), "{error}");
+}
+
+/// The adapter's embedding stands for the model's, and grows with it; a head of its own that nobody trains would begin and stay as a mean.
+#[test]
+fn tokens_that_an_adapter_does_not_know_need_every_row_trained() {
+    let shape = ModelConfig { tie_word_embeddings: false, ..shape() };
+    let untied = || random(&shape, 5, &Device::flex());
+    let go_on = |modules: &[&str]| {
+        let dir = tempfile::tempdir().unwrap();
+        let config = SftConfig { modules_to_save: modules.iter().map(ToString::to_string).collect(), epochs: 1, ..settings() };
+        train(config, untied(), shape.clone(), examples(&LENGTHS), Vec::new(), dir.path());
+        let mut base = Base { model: untied(), config: shape.clone(), tokenizer: tokenizer(), added: 0 };
+        add_tokens(&mut base, &["<slag>".into()]).unwrap();
+        let config = SftConfig { adapter: Some(dir.path().join("run/adapter").to_string_lossy().into_owned()), ..settings() };
+        let data = SftData { train: examples(&LENGTHS).into(), ..SftData::default() };
+        let run = RunDir::create(dir.path(), "on", false).unwrap();
+        Finetune::new(config, base, data, Template::ChatMl, &Device::flex(), run).map(|run| parameters(&run.model()))
+    };
+    let error = go_on(&["embed_tokens"]).unwrap_err().to_string();
+    assert!(error.ends_with("modules_to_save lm_head too"), "{error}");
+    let grown = go_on(&["embed_tokens", "lm_head"]).unwrap();
+    for matrix in ["model.embed_tokens.weight", "lm_head.weight"] {
+        let values = &grown.iter().find(|(name, _)| name == matrix).unwrap().1;
+        let (width, first) = (shape.hidden_size, shape.vocab_size);
+        assert_eq!(values.len(), 2 * first * width);
+        let mean = |column: usize| (0..first).map(|row| f64::from(values[row * width + column])).sum::<f64>() / first as f64;
+        assert!((0..width).all(|column| (f64::from(values[first * width + column]) - mean(column)).abs() < 1e-6), "{matrix}");
+    }
 }
 
 fn checkpoint(dir: &Path) -> (CausalLm, ModelConfig) {

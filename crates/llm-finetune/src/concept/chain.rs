@@ -55,6 +55,11 @@ pub(crate) fn train(args: &TrainArgs, signals: &Signals) -> Result<(), Failure> 
     if !(trains || skips_train) {
         say("fine-tuning is skipped: there is no --data");
     }
+    let edited = !Stage::Ablate.is_in(&config.concept_skip) || Path::new(&config.project).join(&config.name).join(EDITED).exists();
+    if trains && edited && config.base_dtype == BaseDtype::Gguf {
+        let why = "base_dtype gguf: the edited model that is tuned is no .gguf file; nf4 and int8 make blocks of any model";
+        return Err(Usage(why.into()).into());
+    }
     let paths = if trains { data_paths(&config, false)? } else { Vec::new() };
     // Tokens that are added to be learnt are not the model's yet.
     let (shape, tokenizer) = open_tokenizer(&SftConfig { new_tokens: Vec::new(), ..config.clone() }, &paths)?;

@@ -7,7 +7,7 @@ use bellows_cli::{Bar, Failure, note, say};
 use bellows_qwen::base::Base;
 use bellows_qwen::concept::direction::{Place, candidates, common_end, find, separation};
 use bellows_qwen::concept::edit::Ablation;
-use bellows_qwen::concept::files::{Found, digest, read_scores, record, write_model, write_scores};
+use bellows_qwen::concept::files::{Found, digest, forget_scores, read_scores, record, write_model, write_scores};
 use bellows_qwen::concept::judge::{Comparison, Verdict, judge};
 use bellows_qwen::concept::prompts::{EncodedSets, PromptSets};
 use bellows_qwen::concept::reader::Reader;
@@ -68,6 +68,8 @@ pub(super) fn extract(reader: Reader<'_>, model: &str, prompts: &Prompts, out: &
         separations,
         directions,
     };
+    // First, so that a folder that is left half done has no choice of another direction.
+    forget_scores(out)?;
     found.write(out)?;
     tell_separation(&found);
     say(&format!("Saved {}", out.display()));
@@ -152,7 +154,7 @@ pub(super) fn ablate(
         note(&format!("warning: {warning}"));
     }
     let record = record(found, place, edit, model, TOOL)?;
-    let Base { model, config, tokenizer } = base;
+    let Base { model, config, tokenizer, .. } = base;
     let model = edit.apply(model, &found.directions.unit(place)?)?;
     for line in write_model(out, &model, &config, record, &tokenizer, dtype)? {
         note(&format!("warning: {line}"));

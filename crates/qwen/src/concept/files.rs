@@ -2,6 +2,7 @@
 //! edited model. Each step's own JSON is written last: where it is, the step is done.
 
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
 use std::path::Path;
 
 use bellows_chat::Tokenizer;
@@ -26,6 +27,7 @@ use crate::provenance::Edit;
 
 const FOUND: &str = "concept.json";
 const SCORES: &str = "scores.json";
+const SCORES_PICTURE: &str = "scores.png";
 const DIRECTIONS: &str = "directions.safetensors";
 const TENSOR: &str = "directions";
 const MOST_BYTES: u64 = 64 << 20;
@@ -118,9 +120,23 @@ impl Found {
 /// A folder that cannot be written.
 pub fn write_scores(dir: &Path, scores: &Scores) -> Result<(), ConceptError> {
     make(dir)?;
-    let file = dir.join("scores.png");
+    let file = dir.join(SCORES_PICTURE);
     write_atomic(&file, &picture::scores(scores, &file)?)?;
     write_json(&dir.join(SCORES), scores)
+}
+
+/// Removes the scores in `dir` with their picture, if it was scored: they are of a direction that is found anew.
+///
+/// # Errors
+/// A file that cannot be removed.
+pub fn forget_scores(dir: &Path) -> Result<(), ConceptError> {
+    for file in [SCORES, SCORES_PICTURE].map(|name| dir.join(name)) {
+        match std::fs::remove_file(&file) {
+            Err(e) if e.kind() != ErrorKind::NotFound => return Err(ConceptError::File { path: file, reason: e.to_string() }),
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 /// The scores in `dir`, if it was scored.

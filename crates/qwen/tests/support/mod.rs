@@ -107,7 +107,7 @@ pub fn begun(
     dir: &Path,
 ) -> Result<Finetune, FinetuneError> {
     let device = Device::flex();
-    let base = Base { model, config: shape, tokenizer: tokenizer() };
+    let base = Base { model, config: shape, tokenizer: tokenizer(), added: 0 };
     let data = SftData { train: train.into(), valid: valid.into(), ..SftData::default() };
     let dir = RunDir::create(dir, "run", false).unwrap();
     Finetune::new(config, base, data, Template::ChatMl, &device, dir)

@@ -85,11 +85,15 @@ fn object(row: &Row) -> Value {
 }
 
 /// Text may stand in bytes that nothing calls text, where the library's own conversion is base64. Bytes that are none are an object, which stands for no
-/// text anywhere: null would be a field that is not given.
+/// text anywhere: null would be a field that is not given. A column has one type for all of its rows, so what is null in a group inside is what others
+/// have there: arguments of other calls, which would be learnt.
 fn value(field: &Field) -> Value {
     match field {
         Field::Bytes(bytes) => bytes.as_utf8().map_or_else(|_| json!({ "bytes": bytes.len() }), Value::from),
-        Field::Group(row) => object(row),
+        Field::Group(row) => {
+            let given = row.get_column_iter().filter(|(_, field)| !matches!(field, Field::Null));
+            given.map(|(name, field)| (name.clone(), value(field))).collect()
+        }
         Field::ListInternal(list) => list.elements().iter().map(value).collect(),
         Field::MapInternal(map) => map.entries().iter().map(|(key, field)| (name(key), value(field))).collect(),
         other => other.to_json_value(),

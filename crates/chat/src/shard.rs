@@ -79,6 +79,7 @@ fn write(
                 (rows, done) = (rows + 1, done + 1);
                 progress(done, total);
             }
+            set.forget();
         }
         written.push((*name, rows, writer.finish().map_err(Fault::from)?));
     }

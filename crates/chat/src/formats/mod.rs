@@ -130,6 +130,14 @@ impl Dataset {
         (0..).map_while(|index| (index < self.len()).then(|| self.get(index)))
     }
 
+    /// Gives back the memory of rows that are held for the next to be read, for whoever has read the last: Parquet unpacks a group of them at a time, and a
+    /// data set may be in any number of files. One that is asked for is read again.
+    pub fn forget(&self) {
+        if let Rows::Groups(groups) = &self.rows {
+            held(groups).forget();
+        }
+    }
+
     fn example(&self, index: usize) -> Result<Example, Fault> {
         match &self.rows {
             Rows::Lines { file, spans, form: Form::Plain } => Ok(Example::Text(read_span(file, spans.get(index))?.trim_end().to_owned())),

@@ -64,6 +64,11 @@ impl Groups {
         let place = index - self.starts[group];
         Ok(self.held.as_ref().and_then(|(_, rows)| rows.get(place)))
     }
+
+    /// Gives back the memory of the group that was read last.
+    pub(super) fn forget(&mut self) {
+        self.held = None;
+    }
 }
 
 fn read_group(reader: &SerializedFileReader<File>, group: usize) -> Result<Vec<Value>, Fault> {
@@ -130,4 +135,20 @@ fn size(value: &Value) -> usize {
         _ => 0,
     };
     size_of::<Value>() + inside
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_that_were_forgotten_are_read_again() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/rows.parquet");
+        let mut groups = Groups::open(File::open(path).unwrap()).unwrap();
+        let row = groups.get(0).unwrap().cloned();
+        assert!(row.is_some() && groups.held.is_some());
+        groups.forget();
+        assert!(groups.held.is_none());
+        assert_eq!(groups.get(0).unwrap().cloned(), row);
+    }
 }

@@ -360,6 +360,15 @@ fn pairs_of_answers() {
     let chats = Example::Pair { chosen: said("b"), rejected: said("c") };
     assert_eq!([&examples[1], &examples[2], &examples[3]], [&chats; 3]);
 
+    // As the splits of single answers of ultrafeedback_binarized have it.
+    let turns = |answer: &str| json!([{"role": "user", "content": "a"}, {"role": "assistant", "content": answer}]);
+    let row = json!({"prompt": "a", "chosen": turns("b"), "rejected": turns("c"), "messages": turns("b")});
+    let (dir, _) = dataset("a.jsonl", row.to_string());
+    for (pairs, expected) in [(Some(false), &chat(QA)), (Some(true), &chats), (None, &chats)] {
+        let options = ReadOptions { pairs, ..ReadOptions::default() };
+        assert_eq!(Dataset::open(&dir.path().join("a.jsonl"), &options).unwrap().get(0).unwrap(), *expected, "{pairs:?}");
+    }
+
     for (row, wanted) in [
         (json!({"prompt": "a", "chosen": "b"}), "a.jsonl:1: `rejected` is missing; expected text"),
         (json!({"prompt": "a", "chosen": "", "rejected": "c"}), "`chosen` is empty"),

@@ -320,6 +320,9 @@ fn faults_of_files() {
         ("a.csv", b"text,b\na,b\nc\n", &["a.csv:3", "1 cells; the header has 2"]),
         ("a.csv", b"text\na\n\xff\n", &["a.csv:3", "UTF-8"]),
         ("a.csv", b"text,text\na,b\n", &["a.csv:1", "`text` is there twice"]),
+        ("a.csv", b"text\r\na\r\n\r\n\"b\nc", &["a.csv:4", "never closed", "the file is cut"]),
+        ("a.csv", b"text\n\"a\"\n\"b\"\"", &["a.csv:3", "never closed"]),
+        ("a.csv", b"text\na\n\"b\nc\nd\n", &["a.csv:3", "never closed", "stray quote"]),
         ("a.parquet", b"PAR1", &["Parquet"]),
         ("a.doc", b"x", &["extension", "jsonl"]),
     ] {

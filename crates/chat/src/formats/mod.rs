@@ -92,11 +92,9 @@ impl Dataset {
     /// The line of the file (the row, for Parquet and shards) on which row `index` begins, from 1; 0 for a row that does not exist.
     pub fn line(&self, index: usize) -> u64 {
         match &self.rows {
-            // The reader of cells leaves the second half of a line end, and empty lines, to the next row.
-            Rows::Lines { file, spans, form: Form::Cells(_) } => spans.get(index).map_or(0, |span| {
-                let text = read_span(file, Some(span)).unwrap_or_default();
-                span.line + text.chars().take_while(|c| ['\r', '\n'].contains(c)).filter(|c| *c == '\n').count() as u64
-            }),
+            Rows::Lines { file, spans, form: Form::Cells(_) } => {
+                spans.get(index).map_or(0, |span| table::first_line(span, read_span(file, Some(span)).unwrap_or_default().as_bytes()))
+            }
             Rows::Lines { spans, .. } => spans.get(index).map_or(0, |span| span.line),
             Rows::Packed(_) | Rows::Groups(_) => {
                 if index < self.len() {

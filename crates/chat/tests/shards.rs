@@ -77,6 +77,15 @@ fn a_folder_of_shards_is_complete_or_as_it_was() {
         assert!(rows == 2 && error.line.is_some(), "{rows} rows, then {error}");
     }
     assert_eq!((names(&at("other")), names(&at("other/here")).len()), (vec!["here".to_owned()], 0));
+
+    // What another process finishes there meanwhile is not ours to remove.
+    std::fs::write(at("rows.jsonl"), CHATS).unwrap();
+    let written = shard(&open(&at("rows.jsonl")), &at("both"), 1, &mut |done, total| {
+        if done == total {
+            std::fs::create_dir_all(at("both/train/x")).unwrap();
+        }
+    });
+    assert!(written.is_err() && at("both/train/x").exists() && names(&at("both")) == ["train"], "{written:?}");
 }
 
 #[test]

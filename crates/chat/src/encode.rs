@@ -274,8 +274,9 @@ fn trained_pieces(pieces: &[Piece], conversation: &Conversation, options: &Encod
 }
 
 /// Text between two special tokens is tokenised at once, so that the ids are those of the rendered text as a whole. A token that reaches
-/// over the border of a piece is learnt only if both sides are.
+/// over the border of a piece is learnt only if both sides are. Some special tokens take the white space beside them into themselves.
 fn encode_pieces(pieces: &[Piece], trained: &[bool], tokenizer: &Tokenizer, special_in_content: bool) -> Result<Encoded, Fault> {
+    let strips = |piece: &Piece| tokenizer.id(&piece.text).map_or((false, false), |id| tokenizer.strips(id));
     let mut out = Encoded::default();
     let mut at = 0;
     while let Some(piece) = pieces.get(at) {
@@ -289,8 +290,13 @@ fn encode_pieces(pieces: &[Piece], trained: &[bool], tokenizer: &Tokenizer, spec
         let end = pieces[at..].iter().position(|piece| piece.special).map_or(pieces.len(), |len| at + len);
         let text: String = pieces[at..end].iter().map(|piece| piece.text.as_str()).collect();
         let flags: Vec<bool> = (at..end).flat_map(|piece| std::iter::repeat_n(trained[piece], pieces[piece].text.len())).collect();
+        let before = at.checked_sub(1).is_some_and(|before| strips(&pieces[before]).1);
+        let after = pieces.get(end).is_some_and(|next| strips(next).0);
+        let start = if before { text.len() - text.trim_start().len() } else { 0 };
+        let stop = if after { text.trim_end().len().max(start) } else { text.len() };
+        let (text, flags) = (&text[start..stop], &flags[start..stop]);
         let place = if at == 0 { Place::Start } else { Place::AfterSpecial };
-        for token in tokenizer.tokens(&text, special_in_content, place)? {
+        for token in tokenizer.tokens(text, special_in_content, place)? {
             // Tokens that the text has no bytes for (what normalisation adds) go with the next byte.
             let covered = flags.get(token.start..token.end.max(token.start + 1));
             out.push(token.id, covered.is_some_and(|flags| flags.iter().all(|&flag| flag)));

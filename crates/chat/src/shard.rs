@@ -30,9 +30,12 @@ pub fn shard(splits: &Splits, out: &Path, samples: usize, progress: &mut dyn FnM
     let written = write(splits, &parts, samples, progress).and_then(|written| {
         // Nothing is read without the rows to train on, so they come last.
         for (name, _, part) in parts.iter().rev() {
-            // A rename that could not be flushed has been done all the same.
-            named.push(out.join(name));
-            publish(part, &out.join(name)).map_err(Fault::from)?;
+            let done = publish(part, &out.join(name));
+            // A rename that could not be flushed has been done all the same. What another process has put there meanwhile is its own.
+            if !part.exists() {
+                named.push(out.join(name));
+            }
+            done.map_err(Fault::from)?;
         }
         Ok(written)
     });
@@ -79,6 +82,7 @@ fn write(
                 (rows, done) = (rows + 1, done + 1);
                 progress(done, total);
             }
+            set.forget();
         }
         written.push((*name, rows, writer.finish().map_err(Fault::from)?));
     }

@@ -4,8 +4,8 @@
 use bellows_chat::plan::{Mode, Stop, interleave, longest_first, mix, plan, split};
 use bellows_chat::preview::{Lengths, Style, tokens};
 use bellows_chat::{
-    Batch, Conversation, Dataset, Dropped, EncodeOptions, Encoded, Example, Fault, IGNORE, Message, Outcome, PADDING, ReadOptions, Role,
-    Template, Tokenizer, ToolCall, TrainOn, TrainOnEos, Truncation, encode,
+    Batch, Conversation, Dataset, Dropped, EncodeOptions, Encoded, Example, Fault, IGNORE, Jinja, Message, Outcome, PADDING, ReadOptions,
+    Role, Template, Tokenizer, ToolCall, TrainOn, TrainOnEos, Truncation, encode,
 };
 use proptest::prelude::*;
 
@@ -126,6 +126,37 @@ fn a_token_over_the_border_of_two_pieces_is_not_learnt() {
     let Outcome::Kept(kept) = encode(&chat, &tokenizer, &Template::ChatMl, &EncodeOptions::default()).unwrap() else { panic!() };
     let learnt: Vec<u32> = kept[0].ids.iter().zip(&kept[0].trained).filter(|(_, trained)| **trained).map(|(&id, _)| id).collect();
     assert_eq!(tokenizer.decode(&learnt, false).unwrap(), "b<|im_end|>");
+}
+
+/// As `tokenizers` cuts the chat as a whole.
+#[test]
+fn special_tokens_that_strip_take_the_white_space_beside_them() {
+    let dir = tempfile::tempdir().unwrap();
+    bytes().save(dir.path()).unwrap();
+    let path = dir.path().join("tokenizer.json");
+    let plain: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    let source = "{% for m in messages %}<|im_start|>\n{{ m.content }}<|im_end|>\n{% endfor %}\
+        {% if add_generation_prompt %}<|im_start|>\n{% endif %}";
+    let conversation = Conversation { messages: vec![Message::new(Role::User, "q "), Message::new(Role::Assistant, "ab ")], tools: vec![] };
+    for (token, side, answer) in [
+        ("<|im_start|>", "lstrip", "ab <|im_end|>"),
+        ("<|im_start|>", "rstrip", "ab <|im_end|>"),
+        ("<|im_end|>", "lstrip", "ab<|im_end|>"),
+        ("<|im_end|>", "rstrip", "ab <|im_end|>"),
+    ] {
+        let mut json = plain.clone();
+        let added = json["added_tokens"].as_array_mut().unwrap().iter_mut().find(|added| added["content"] == token).unwrap();
+        added[side] = true.into();
+        std::fs::write(&path, json.to_string()).unwrap();
+        let tokenizer = Tokenizer::from_file(&path).unwrap();
+        let template = Template::Jinja(Jinja::new(source, &tokenizer).unwrap());
+        let chat = Example::Chat(conversation.clone());
+        let Outcome::Kept(kept) = encode(&chat, &tokenizer, &template, &EncodeOptions::default()).unwrap() else { panic!() };
+        let text = template.render(&conversation, Default::default()).unwrap();
+        assert_eq!(kept[0].ids, tokenizer.encode(&text, true).unwrap(), "{token} {side}");
+        let learnt: Vec<u32> = kept[0].ids.iter().zip(&kept[0].trained).filter(|(_, trained)| **trained).map(|(&id, _)| id).collect();
+        assert_eq!(tokenizer.decode(&learnt, false).unwrap(), answer, "{token} {side}");
+    }
 }
 
 #[test]

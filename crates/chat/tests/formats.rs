@@ -144,13 +144,15 @@ fn parquet() {
     assert!(dataset.unwrap_err().to_string().contains("Parquet: "));
 }
 
-/// A file of columns of bytes, each with these definition and repetition levels.
-fn columns_of_bytes<const N: usize, const M: usize>(schema: &str, columns: [[&[u8]; N]; M], levels: [Option<&[i16]>; 2]) -> Vec<u8> {
+/// What is there of a column of bytes, and its definition and repetition levels.
+type Column<'a> = (&'a [&'a [u8]], [Option<&'a [i16]>; 2]);
+
+fn columns_of_bytes(schema: &str, columns: &[Column<'_>]) -> Vec<u8> {
     let mut file = Vec::new();
     let mut writer = SerializedFileWriter::new(&mut file, Arc::new(parse_message_type(schema).unwrap()), Arc::default()).unwrap();
     let mut group = writer.next_row_group().unwrap();
-    for values in columns {
-        let values = values.map(ByteArray::from);
+    for &(values, levels) in columns {
+        let values: Vec<ByteArray> = values.iter().copied().map(ByteArray::from).collect();
         let mut writer = group.next_column().unwrap().unwrap();
         writer.typed::<ByteArrayType>().write_batch(&values[..], levels[0], levels[1]).unwrap();
         writer.close().unwrap();
@@ -165,20 +167,43 @@ fn columns_of_bytes<const N: usize, const M: usize>(schema: &str, columns: [[&[u
 fn parquet_text_that_nothing_calls_text() {
     let schema = "message rows { required group messages (LIST) { repeated group list {
         required group element { required binary role; required binary content; } } } }";
-    let columns: [[&[u8]; 3]; 2] = [[b"user", b"assistant", b"user"], [b"a", b"b", b"\xff"]];
-    let (_dir, chats) = dataset("a.parquet", columns_of_bytes(schema, columns, [Some(&[1; 3]), Some(&[0, 1, 0])]));
+    let levels: [Option<&[i16]>; 2] = [Some(&[1; 3]), Some(&[0, 1, 0])];
+    let columns: [Column<'_>; 2] = [(&[b"user", b"assistant", b"user"], levels), (&[b"a", b"b", b"\xff"], levels)];
+    let (_dir, chats) = dataset("a.parquet", columns_of_bytes(schema, &columns));
     let chats = chats.unwrap();
     assert_eq!(chats.get(0).unwrap(), chat(QA));
     let error = chats.get(1).unwrap_err().to_string();
     assert!(error.contains("`messages[0].content` is an object"), "{error}");
     // Nor are they taken for what a row need not have.
     let schema = "message rows { required binary instruction; required binary output; required binary system; }";
-    let columns: [[&[u8]; 2]; 3] = [[b"a", b"a"], [b"b", b"b"], [b"", b"\xff"]];
-    let (_dir, rows) = dataset("a.parquet", columns_of_bytes(schema, columns, [None, None]));
+    let columns: [Column<'_>; 3] = [(&[b"a", b"a"], [None; 2]), (&[b"b", b"b"], [None; 2]), (&[b"", b"\xff"], [None; 2])];
+    let (_dir, rows) = dataset("a.parquet", columns_of_bytes(schema, &columns));
     let rows = rows.unwrap();
     assert_eq!(rows.get(0).unwrap(), chat(QA));
     let error = rows.get(1).unwrap_err().to_string();
     assert!(error.contains("`system` is an object"), "{error}");
+}
+
+/// A column has one type, so that every call has the arguments of all calls, those of others null.
+#[test]
+fn a_call_in_parquet_has_its_own_arguments_alone() {
+    let call = |key: &str| {
+        let call = json!({"role": "assistant", "content": "", "tool_calls": [{"name": "f", "arguments": {key: "1"}}]});
+        json!({"messages": [{"role": "user", "content": "q"}, call]}).to_string()
+    };
+    let schema = "message rows { required group messages (LIST) { repeated group list { required group element {
+        required binary role; required binary content;
+        optional group tool_calls (LIST) { repeated group list { required group element {
+            required binary name; required group arguments { optional binary a; optional binary b; } } } } } } } }";
+    let turn: Option<&[i16]> = Some(&[0, 1, 0, 1]);
+    let columns: [Column<'_>; 5] = [
+        (&[b"user", b"assistant", b"user", b"assistant"], [Some(&[1; 4]), turn]),
+        (&[b"q", b"", b"q", b""], [Some(&[1; 4]), turn]),
+        (&[b"f", b"f"], [Some(&[1, 3, 1, 3]), turn]),
+        (&[b"1"], [Some(&[1, 4, 1, 3]), turn]),
+        (&[b"1"], [Some(&[1, 3, 1, 4]), turn]),
+    ];
+    assert_eq!(read("a.parquet", columns_of_bytes(schema, &columns)), read("a.jsonl", [call("a"), call("b")].join("\n")));
 }
 
 #[test]
@@ -295,6 +320,9 @@ fn faults_of_files() {
         ("a.csv", b"text,b\na,b\nc\n", &["a.csv:3", "1 cells; the header has 2"]),
         ("a.csv", b"text\na\n\xff\n", &["a.csv:3", "UTF-8"]),
         ("a.csv", b"text,text\na,b\n", &["a.csv:1", "`text` is there twice"]),
+        ("a.csv", b"text\r\na\r\n\r\n\"b\nc", &["a.csv:4", "never closed", "the file is cut"]),
+        ("a.csv", b"text\n\"a\"\n\"b\"\"", &["a.csv:3", "never closed"]),
+        ("a.csv", b"text\na\n\"b\nc\nd\n", &["a.csv:3", "never closed", "stray quote"]),
         ("a.parquet", b"PAR1", &["Parquet"]),
         ("a.doc", b"x", &["extension", "jsonl"]),
     ] {
@@ -334,6 +362,15 @@ fn pairs_of_answers() {
     };
     let chats = Example::Pair { chosen: said("b"), rejected: said("c") };
     assert_eq!([&examples[1], &examples[2], &examples[3]], [&chats; 3]);
+
+    // As the splits of single answers of ultrafeedback_binarized have it.
+    let turns = |answer: &str| json!([{"role": "user", "content": "a"}, {"role": "assistant", "content": answer}]);
+    let row = json!({"prompt": "a", "chosen": turns("b"), "rejected": turns("c"), "messages": turns("b")});
+    let (dir, _) = dataset("a.jsonl", row.to_string());
+    for (pairs, expected) in [(Some(false), &chat(QA)), (Some(true), &chats), (None, &chats)] {
+        let options = ReadOptions { pairs, ..ReadOptions::default() };
+        assert_eq!(Dataset::open(&dir.path().join("a.jsonl"), &options).unwrap().get(0).unwrap(), *expected, "{pairs:?}");
+    }
 
     for (row, wanted) in [
         (json!({"prompt": "a", "chosen": "b"}), "a.jsonl:1: `rejected` is missing; expected text"),

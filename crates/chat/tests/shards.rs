@@ -38,8 +38,13 @@ fn rows_in_shards_are_those_of_the_files() {
         }
         assert!(ours[0].get(theirs[0].len()).is_err() && (ours[0].line(0), ours[0].line(99)) == (1, 0));
     }
+    // Beside rows in shards those to judge by may be in a file.
+    std::fs::remove_dir_all(out.join("valid")).unwrap();
+    std::fs::write(out.join("valid.jsonl"), "{\"text\": \"a\"}\n".repeat(3)).unwrap();
+    let mixed = open(&out);
+    assert_eq!((mixed.valid.len(), mixed.valid[0].len(), mixed.test.len(), mixed.test[0].len()), (1, 3, 1, 2));
     // One folder of them is a data set by itself.
-    let alone = open(&out.join("valid"));
+    let alone = open(&out.join("test"));
     assert_eq!((alone.train[0].len(), alone.valid.len()), (2, 0));
     let full = shard(&from, &out, 2, &mut |_, _| {}).unwrap_err().to_string();
     assert!(full.contains("packed: the target is not empty"), "{full}");
@@ -77,6 +82,15 @@ fn a_folder_of_shards_is_complete_or_as_it_was() {
         assert!(rows == 2 && error.line.is_some(), "{rows} rows, then {error}");
     }
     assert_eq!((names(&at("other")), names(&at("other/here")).len()), (vec!["here".to_owned()], 0));
+
+    // What another process finishes there meanwhile is not ours to remove.
+    std::fs::write(at("rows.jsonl"), CHATS).unwrap();
+    let written = shard(&open(&at("rows.jsonl")), &at("both"), 1, &mut |done, total| {
+        if done == total {
+            std::fs::create_dir_all(at("both/train/x")).unwrap();
+        }
+    });
+    assert!(written.is_err() && at("both/train/x").exists() && names(&at("both")) == ["train"], "{written:?}");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use bellows_chat::{Conversation, Dataset, Example, Message, RenderOptions, Role, Splits, Template, Tokenizer, encode_prompt};
+use bellows_chat::{Conversation, Example, Message, RenderOptions, Role, Splits, Template, Tokenizer, encode_prompt};
 use bellows_cli::{Bar, Failure, Resumed, Run, Session, Usage, note, pick_device, ranks_of, resumed, say, unfit};
 use bellows_device::{ProbeOptions, Selected, processor};
 use bellows_learner::memory::{Place, peak_memory};
@@ -173,8 +173,9 @@ pub(crate) fn open_tokenizer(config: &SftConfig, paths: &[PathBuf]) -> Result<(M
 fn texts(config: &SftConfig, paths: &[PathBuf]) -> Result<Vec<String>, Failure> {
     let mut texts = Vec::new();
     for path in paths {
-        for example in Splits::open(path, &config.reading())?.train.iter().flat_map(Dataset::iter).flatten() {
-            add_texts(example, &mut texts);
+        for set in &Splits::open(path, &config.reading())?.train {
+            set.iter().flatten().for_each(|example| add_texts(example, &mut texts));
+            set.forget();
         }
     }
     Ok(texts)

@@ -4,8 +4,10 @@
 #[path = "support/mod.rs"]
 mod support;
 
+use std::fs::File;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use bellows_qwen::adapter::LoraConfig;
 use bellows_qwen::base::Base;
@@ -47,8 +49,8 @@ fn hub(dir: &Path) -> FakeHub {
     hub
 }
 
-/// `llm-finetune`'s exit code and words, under variables of a hub's.
-fn run(dir: &Path, args: &[&str], variables: &[(&str, &str)]) -> (i32, String, String) {
+/// `llm-finetune` under variables of a hub's.
+fn command(dir: &Path, args: &[&str], variables: &[(&str, &str)]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_llm-finetune"));
     for proxy in ["http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"] {
         command.env_remove(proxy);
@@ -58,7 +60,12 @@ fn run(dir: &Path, args: &[&str], variables: &[(&str, &str)]) -> (i32, String, S
         command.env_remove(name);
     }
     command.current_dir(dir).args(args).env("XDG_CACHE_HOME", dir.join("cache")).envs(variables.iter().copied());
-    let Output { status, stdout, stderr } = command.output().unwrap();
+    command
+}
+
+/// Its exit code and words.
+fn run(dir: &Path, args: &[&str], variables: &[(&str, &str)]) -> (i32, String, String) {
+    let Output { status, stdout, stderr } = command(dir, args, variables).output().unwrap();
     (status.code().unwrap(), String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap())
 }
 
@@ -278,6 +285,36 @@ fn a_download_goes_on_where_it_broke_off_and_a_damaged_one_is_thrown_away() {
     std::fs::rename(blobs.join(&name), blobs.join(&name).with_extension("part")).unwrap();
     let (code, _, error) = run(dir.path(), &ask("o/single", &[]), &at);
     assert_eq!(code, 0, "{error}");
+}
+
+/// As ranks do that begin together: the library gives up after five seconds.
+#[test]
+fn what_another_process_downloads_is_waited_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let hub = hub(dir.path());
+    let at = [("HF_ENDPOINT", hub.endpoint.as_str())];
+    assert_eq!(run(dir.path(), &ask("o/single", &[]), &at).0, 0);
+    hub.requests();
+    // That process is this one, in the middle of the weights.
+    let blob = snapshot(dir.path(), "o/single").join("model.safetensors").canonicalize().unwrap();
+    let part = blob.with_extension("part");
+    let whole = std::fs::read(&blob).unwrap();
+    std::fs::remove_file(&blob).unwrap();
+    std::fs::write(&part, &whole[..whole.len() / 2]).unwrap();
+    let lock = File::create(blob.with_extension("lock")).unwrap();
+    lock.lock().unwrap();
+
+    let mut other = command(dir.path(), &ask("o/single", &[]), &at).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut words = BufReader::new(other.stderr.take().unwrap()).lines().map_while(Result::ok);
+    assert!(words.any(|line| line.contains("waiting for another process, which downloads model.safetensors of o/single")));
+    std::fs::write(&part, &whole).unwrap();
+    std::fs::rename(&part, &blob).unwrap();
+    drop(lock);
+    let rest: Vec<String> = words.collect();
+    assert!(other.wait().unwrap().success(), "{rest:?}");
+    // For the size, and not for the file.
+    let asked = hub.requests();
+    assert_eq!(asked.iter().filter(|request| request.starts_with("/cdn/o/single/model.safetensors")).count(), 1, "{asked:#?}");
 }
 
 #[test]

@@ -106,6 +106,7 @@ impl Reading<'_> {
                     kept.into_iter().map(|example| self.store.push(example)).collect::<Result<Row, StoreError>>().map_err(Fault::from)?;
                 rows.extend((!numbers.is_empty()).then_some(numbers));
             }
+            set.forget();
         }
         Ok(rows)
     }
@@ -170,6 +171,7 @@ impl SftData {
             for set in Splits::open(path, &config.reading())?.all() {
                 let wrong = (0..set.len()).filter_map(|i| encoding.row(set, i).err());
                 faults.extend(wrong.take(limit - faults.len()));
+                set.forget();
             }
         }
         Ok(faults)

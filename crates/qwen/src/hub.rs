@@ -9,7 +9,7 @@ use std::env;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bellows_exit::{Coded, Exit};
 use hf_hub::api::RepoInfo;
@@ -32,6 +32,10 @@ const OPTIONAL: [&str; 3] = ["generation_config.json", "tokenizer_config.json", 
 const MAX_INDEX_BYTES: u64 = 256 << 20;
 /// Lost connections that a download is taken up again after.
 const RETRIES: u32 = 3;
+/// Without more of a file for so long the process that downloads it may have ended, so that its lock is tried again.
+const PAUSE: Duration = Duration::from_secs(3);
+/// Without more of a file for so long nobody waits for it any longer.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Why a model of the hub cannot be had.
 #[derive(Debug, thiserror::Error)]
@@ -273,7 +277,7 @@ impl Hub {
                 return Ok(());
             }
             announce(&format!("downloading {name} of {repo}"));
-            self.get(&api, &model, named, name)
+            self.get(&api, &model, named, &snapshot, name, announce)
         };
         if let Some(file) = file {
             get(file)?;
@@ -313,15 +317,39 @@ impl Hub {
         Ok((api, source, info))
     }
 
-    /// Downloads one file into the cache, going on from where a lost connection (or an earlier run) left it.
-    pub(crate) fn get(&self, api: &Api, source: &ApiRepo, named: Named<'_>, file: &str) -> Result<(), HubError> {
-        let mut tried = 0;
+    /// Downloads one file into the cache, going on from where a lost connection (or an earlier run) left it. One that another process is at is waited for.
+    pub(crate) fn get(
+        &self,
+        api: &Api,
+        source: &ApiRepo,
+        named: Named<'_>,
+        snapshot: &Path,
+        file: &str,
+        announce: &mut dyn FnMut(&str),
+    ) -> Result<(), HubError> {
+        let there = snapshot.join(file);
+        let (mut tried, mut grown) = (0, None);
         let path = loop {
+            // Who has brought it may not have compared it yet.
+            if there.exists() {
+                break there;
+            }
             let error = match source.download(file) {
                 Ok(path) => break path,
                 Err(error) => error,
             };
             match &error {
+                ApiError::LockAcquisition(lock) => {
+                    let grown = grown.get_or_insert_with(|| {
+                        announce(&format!("waiting for another process, which downloads {file} of {}", named.name));
+                        (0, Instant::now())
+                    });
+                    wait(&there, &lock.with_extension("part"), grown);
+                    if there.exists() || grown.1.elapsed() < PATIENCE {
+                        continue;
+                    }
+                    return Err(self.why(named, file, error));
+                }
                 _ if tried == RETRIES => return Err(self.why(named, file, error)),
                 ApiError::InvalidResume => self.forget_part(api, &source.url(file), named),
                 // A part that is already as long as the file has no rest.
@@ -361,10 +389,23 @@ impl Hub {
                 ureq::Error::StatusCode(403) => return HubError::Gated { repo, endpoint },
                 e => e.to_string(),
             },
-            ApiError::LockAcquisition(path) => format!("another process is at it ({} is locked)", path.display()),
+            ApiError::LockAcquisition(path) => format!("another process is at it ({} is locked) and gets no further", path.display()),
             e => e.to_string(),
         };
         HubError::Network { repo, file: file.into(), endpoint, reason }
+    }
+}
+
+/// Waits for a file that another process downloads until it is `there`, or has not grown for [`PAUSE`]. `grown` is how many bytes the part in the cache
+/// has, and since when.
+fn wait(there: &Path, part: &Path, grown: &mut (u64, Instant)) {
+    let begun = Instant::now();
+    while !there.exists() && begun.max(grown.1).elapsed() < PAUSE {
+        std::thread::sleep(Duration::from_millis(100));
+        let bytes = std::fs::metadata(part).map_or(0, |info| info.len());
+        if bytes != grown.0 {
+            *grown = (bytes, Instant::now());
+        }
     }
 }
 

@@ -119,7 +119,7 @@ fn download(
     for name in &chosen {
         if !snapshot.join(name).exists() {
             announce(&format!("downloading {name} of {}", named.name));
-            hub.get(&api, &source, named, name)?;
+            hub.get(&api, &source, named, &snapshot, name, announce)?;
         }
     }
     Ok(place(&snapshot, wanted.folder, &chosen))

@@ -75,10 +75,15 @@ impl Words<'_> {
         let mut questions = Questions::default();
         for path in paths {
             let splits = Splits::open(path, &self.config.reading())?;
-            let rows = splits.judged().iter().flat_map(|set| (0..set.len()).map(move |row| (set, row)));
-            for (set, row) in rows.take(limit) {
-                let asked = self.row(set, row, &mut questions);
-                questions.left.usable(asked, self.config)?;
+            let mut rest = limit;
+            for set in splits.judged() {
+                let rows = set.len().min(rest);
+                for row in 0..rows {
+                    let asked = self.row(set, row, &mut questions);
+                    questions.left.usable(asked, self.config)?;
+                }
+                rest -= rows;
+                set.forget();
             }
         }
         questions.left.check()?;

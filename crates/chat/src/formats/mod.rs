@@ -92,11 +92,9 @@ impl Dataset {
     /// The line of the file (the row, for Parquet and shards) on which row `index` begins, from 1; 0 for a row that does not exist.
     pub fn line(&self, index: usize) -> u64 {
         match &self.rows {
-            // The reader of cells leaves the second half of a line end, and empty lines, to the next row.
-            Rows::Lines { file, spans, form: Form::Cells(_) } => spans.get(index).map_or(0, |span| {
-                let text = read_span(file, Some(span)).unwrap_or_default();
-                span.line + text.chars().take_while(|c| ['\r', '\n'].contains(c)).filter(|c| *c == '\n').count() as u64
-            }),
+            Rows::Lines { file, spans, form: Form::Cells(_) } => {
+                spans.get(index).map_or(0, |span| table::first_line(span, read_span(file, Some(span)).unwrap_or_default().as_bytes()))
+            }
             Rows::Lines { spans, .. } => spans.get(index).map_or(0, |span| span.line),
             Rows::Packed(_) | Rows::Groups(_) => {
                 if index < self.len() {
@@ -128,6 +126,14 @@ impl Dataset {
     pub fn iter(&self) -> impl Iterator<Item = Result<Example, ChatError>> {
         // A damaged file may turn out shorter.
         (0..).map_while(|index| (index < self.len()).then(|| self.get(index)))
+    }
+
+    /// Gives back the memory of rows that are held for the next to be read, for whoever has read the last: Parquet unpacks a group of them at a time, and a
+    /// data set may be in any number of files. One that is asked for is read again.
+    pub fn forget(&self) {
+        if let Rows::Groups(groups) = &self.rows {
+            held(groups).forget();
+        }
     }
 
     fn example(&self, index: usize) -> Result<Example, Fault> {

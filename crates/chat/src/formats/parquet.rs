@@ -64,6 +64,11 @@ impl Groups {
         let place = index - self.starts[group];
         Ok(self.held.as_ref().and_then(|(_, rows)| rows.get(place)))
     }
+
+    /// Gives back the memory of the group that was read last.
+    pub(super) fn forget(&mut self) {
+        self.held = None;
+    }
 }
 
 fn read_group(reader: &SerializedFileReader<File>, group: usize) -> Result<Vec<Value>, Fault> {
@@ -85,11 +90,15 @@ fn object(row: &Row) -> Value {
 }
 
 /// Text may stand in bytes that nothing calls text, where the library's own conversion is base64. Bytes that are none are an object, which stands for no
-/// text anywhere: null would be a field that is not given.
+/// text anywhere: null would be a field that is not given. A column has one type for all of its rows, so what is null in a group inside is what others
+/// have there: arguments of other calls, which would be learnt.
 fn value(field: &Field) -> Value {
     match field {
         Field::Bytes(bytes) => bytes.as_utf8().map_or_else(|_| json!({ "bytes": bytes.len() }), Value::from),
-        Field::Group(row) => object(row),
+        Field::Group(row) => {
+            let given = row.get_column_iter().filter(|(_, field)| !matches!(field, Field::Null));
+            given.map(|(name, field)| (name.clone(), value(field))).collect()
+        }
         Field::ListInternal(list) => list.elements().iter().map(value).collect(),
         Field::MapInternal(map) => map.entries().iter().map(|(key, field)| (name(key), value(field))).collect(),
         other => other.to_json_value(),
@@ -126,4 +135,20 @@ fn size(value: &Value) -> usize {
         _ => 0,
     };
     size_of::<Value>() + inside
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_that_were_forgotten_are_read_again() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/rows.parquet");
+        let mut groups = Groups::open(File::open(path).unwrap()).unwrap();
+        let row = groups.get(0).unwrap().cloned();
+        assert!(row.is_some() && groups.held.is_some());
+        groups.forget();
+        assert!(groups.held.is_none());
+        assert_eq!(groups.get(0).unwrap().cloned(), row);
+    }
 }

@@ -14,7 +14,8 @@ pub struct ReadOptions {
     pub prompt_key: String,
     /// Of what is to be learnt.
     pub completion_key: String,
-    /// Whether pairs of answers are wanted, or single ones: of a data set with splits of both that is which are read. None takes those that there are.
+    /// Whether pairs of answers are wanted, or single ones: of a data set with splits of both that is which are read, of a row with a chat beside its pair
+    /// which of the two it is. None takes those that there are, and of such a row the pair.
     pub pairs: Option<bool>,
 }
 
@@ -44,7 +45,9 @@ pub(super) fn example(row: &Value, options: &ReadOptions) -> Result<Example, Fau
     };
     let has = |key: &str| row.get(key).is_some_and(|value| !value.is_null());
     let prompt = options.prompt_key.as_str();
-    if has("chosen") || has("rejected") {
+    // Some data sets have in every row a chat to learn, and a pair of answers beside it.
+    let single = options.pairs == Some(false) && ["messages", "conversations"].into_iter().any(has);
+    if (has("chosen") || has("rejected")) && !single {
         pair(row, prompt)
     } else if has("messages") {
         openai(row)

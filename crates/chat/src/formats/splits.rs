@@ -28,7 +28,7 @@ impl Splits {
     /// Opens a file (all of it to train on), or a folder with `train.jsonl` and, if they are there, `valid.jsonl` and `test.jsonl` (or `.json`,
     /// `.csv`, `.parquet`, `.txt`; `validation` for `valid`), or with pieces as the hub has them: `train-00000-of-00002.parquet`, there or in
     /// the folder `data`. Of a data set with `train_sft` and `train_prefs`, [`ReadOptions::pairs`] says which are meant. In shards a split is a folder
-    /// of them.
+    /// of them; beside such a `train` the others may be files.
     ///
     /// # Errors
     /// [`Fault::Empty`] for a folder without `train`, [`Fault::Splits`] if it has only splits of other names, and the errors of [`Dataset::open`].
@@ -36,17 +36,19 @@ impl Splits {
         if !path.is_dir() || Shards::is(path) {
             return Ok(Splits { train: vec![Dataset::open(path, options)?], valid: Vec::new(), test: Vec::new() });
         }
-        if Shards::is(&path.join("train")) {
-            let open = |split: &str| -> Result<Vec<Dataset>, ChatError> {
-                let folder = path.join(split);
-                // One without its index is named, not left out.
-                let there = Shards::is(&folder) || Shards::lacks_index(&folder);
-                if there { Ok(vec![Dataset::open(&folder, options)?]) } else { Ok(Vec::new()) }
-            };
-            let valid = [open("valid")?, open("validation")?].into_iter().flatten().collect();
-            return Ok(Splits { train: open("train")?, valid, test: open("test")? });
-        }
         let names = names(path)?;
+        if Shards::is(&path.join("train")) {
+            let open = |folders: &[&str]| -> Result<Vec<Dataset>, ChatError> {
+                // One without its index is named, not left out.
+                let there = |folder: &PathBuf| Shards::is(folder) || Shards::lacks_index(folder);
+                let mut found: Vec<PathBuf> = folders.iter().map(|folder| path.join(folder)).filter(there).collect();
+                if found.is_empty() {
+                    found.extend(of_kind(&names, folders[0], "").into_iter().map(|name| path.join(name)));
+                }
+                found.iter().map(|found| Dataset::open(found, options)).collect()
+            };
+            return Ok(Splits { train: open(&["train"])?, valid: open(&["valid", "validation"])?, test: open(&["test"])? });
+        }
         let kind = kind(&names, options.pairs);
         let open = |split: &str| -> Result<Vec<Dataset>, ChatError> {
             let files = kind.map(|kind| of_kind(&names, split, kind)).unwrap_or_default();

@@ -2,6 +2,7 @@
 //! are a chat where they are the JSON text of one. `choices`, which training never looks at, are text where they are no JSON.
 
 use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
 
 use csv::{ByteRecord, ErrorKind, ReaderBuilder};
@@ -30,7 +31,33 @@ pub(super) fn index(file: &File, path: &Path) -> Result<(Vec<String>, Vec<Span>)
         let start = record.position().map_or((0, 0), |at| (at.byte(), at.line()));
         spans.push(Span { offset: start.0, len: reader.position().byte() - start.0, line: start.1 });
     }
+    drop(record);
+    if let Some(last) = spans.last() {
+        closed(file, last, path)?;
+    }
     Ok((header, spans))
+}
+
+/// That no quote is open in the last row. The reader takes what is there for the cell, which is that of a file that was cut, or all rows behind a stray
+/// quote.
+fn closed(mut file: &File, last: &Span, path: &Path) -> Result<(), ChatError> {
+    let mut text = Vec::new();
+    let read = file.seek(SeekFrom::Start(last.offset)).and_then(|_| file.take(last.len).read_to_end(&mut text));
+    read.map_err(|error| Fault::from(error).in_file(path))?;
+    let line = first_line(last, &text);
+    // A row of its own, unless it is in a cell.
+    text.extend_from_slice(b"\n.\n");
+    let mut records = ReaderBuilder::new().has_headers(false).flexible(true).from_reader(text.as_slice()).into_byte_records();
+    if records.nth(1).is_none() {
+        let what = "a quoted cell that begins in this row is never closed: the file is cut, or has a stray quote";
+        return Err(Fault::Table { format: "CSV", what: what.into() }.on_line(path, line));
+    }
+    Ok(())
+}
+
+/// The line on which the text of a row begins: the reader of cells leaves the second half of a line end, and empty lines, to the next row.
+pub(super) fn first_line(span: &Span, text: &[u8]) -> u64 {
+    span.line + text.iter().take_while(|byte| b"\r\n".contains(byte)).filter(|&&byte| byte == b'\n').count() as u64
 }
 
 /// The object that a row of the file is.

@@ -150,6 +150,11 @@ impl Tokenizer {
         self.added(id).is_some_and(|token| token.special)
     }
 
+    /// Whether `id` is an added token that takes white space before it, and behind it, into itself.
+    pub(crate) fn strips(&self, id: u32) -> (bool, bool) {
+        self.added(id).map_or((false, false), |token| (token.lstrip, token.rstrip))
+    }
+
     /// The tokens marked special, by id.
     pub fn specials(&self) -> Vec<(u32, String)> {
         let added = self.hf.get_added_vocabulary().get_added_tokens_decoder();

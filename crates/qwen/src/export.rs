@@ -17,7 +17,7 @@ use crate::gguf_rope;
 use crate::load::LoadError;
 use crate::model::{CausalLm, ConfigError, ModelConfig};
 use crate::peft::PeftError;
-use crate::provenance::{EDITS, card, description};
+use crate::provenance::{CARD_HEAD, EDITS, card, description};
 use crate::stored::{gguf_name, pairs_from_halves, rotated_heads};
 use crate::weights::{Unread, merged, visit};
 
@@ -227,9 +227,12 @@ pub fn write_transformers(
         let text = serde_json::to_string_pretty(&json).unwrap_or_default() + "\n";
         bellows_runs::write_atomic(&path, text.as_bytes()).map_err(|e| fail(&path, e.to_string()))?;
     }
+    let path = dir.join("README.md");
     if !edits.is_empty() {
-        let path = dir.join("README.md");
         bellows_runs::write_atomic(&path, card(&edits).as_bytes()).map_err(|e| fail(&path, e.to_string()))?;
+    } else if std::fs::read(&path).is_ok_and(|text| text.starts_with(CARD_HEAD.as_bytes())) {
+        // Of an edited model that was here before.
+        std::fs::remove_file(&path).map_err(|e| fail(&path, e.to_string()))?;
     }
     tokenizer.save(dir)?;
     Ok(lines)

@@ -490,6 +490,12 @@ fn the_template_and_its_end_of_turn_reach_every_output() {
     for folder in ["out", "lora"] {
         std::fs::create_dir(dir.path().join(folder)).unwrap();
     }
+    for (folder, format) in [("out", "gguf"), ("lora", "gguf-lora")] {
+        let folder_alone = [&["export", "--format", format], &with[..], &[folder]].concat();
+        let (_, error) = expect_code(&mut llm_finetune(dir.path(), &folder_alone), 2);
+        one_sentence(&error, &[folder, "is a folder: name a file in it"], format);
+        assert_eq!(std::fs::read_dir(dir.path().join(folder)).unwrap().count(), 0);
+    }
     expect_code(&mut llm_finetune(dir.path(), &[&["merge"], &with[..], &["whole"]].concat()), 0);
     expect_code(&mut llm_finetune(dir.path(), &[&["export"], &with[..], &["out/m.gguf"]].concat()), 0);
     let lora = [&["export", "--format", "gguf-lora"], &with[..], &["lora/a.gguf"]].concat();

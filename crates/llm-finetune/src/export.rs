@@ -38,6 +38,10 @@ pub(crate) fn merge(args: &ExportArgs) -> Result<(), Failure> {
 
 pub(crate) fn export(args: &ExportArgs) -> Result<(), Failure> {
     spare_model(args)?;
+    // It would be found out when the file is written and gets its name.
+    if args.out.is_dir() {
+        return Err(Usage(format!("--out {} is a folder: name a file in it", args.out.display())).into());
+    }
     if args.adapter_only {
         return export_adapter(args);
     }

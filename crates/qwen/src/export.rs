@@ -17,7 +17,7 @@ use crate::gguf_rope;
 use crate::load::LoadError;
 use crate::model::{CausalLm, ConfigError, ModelConfig};
 use crate::peft::PeftError;
-use crate::provenance::{EDITS, card, description};
+use crate::provenance::{CARD_HEAD, EDITS, card, description};
 use crate::stored::{gguf_name, pairs_from_halves, rotated_heads};
 use crate::weights::{Unread, merged, visit};
 
@@ -227,9 +227,12 @@ pub fn write_transformers(
         let text = serde_json::to_string_pretty(&json).unwrap_or_default() + "\n";
         bellows_runs::write_atomic(&path, text.as_bytes()).map_err(|e| fail(&path, e.to_string()))?;
     }
+    let path = dir.join("README.md");
     if !edits.is_empty() {
-        let path = dir.join("README.md");
         bellows_runs::write_atomic(&path, card(&edits).as_bytes()).map_err(|e| fail(&path, e.to_string()))?;
+    } else if std::fs::read(&path).is_ok_and(|text| text.starts_with(CARD_HEAD.as_bytes())) {
+        // Of an edited model that was here before.
+        std::fs::remove_file(&path).map_err(|e| fail(&path, e.to_string()))?;
     }
     tokenizer.save(dir)?;
     Ok(lines)
@@ -331,9 +334,10 @@ pub(crate) fn write_file(
     infos: &IndexMap<String, TensorInfo>,
     values: impl FnMut(&str) -> Result<Vec<f32>, ExportError>,
 ) -> Result<Vec<String>, ExportError> {
-    if let Some(dir) = path.parent() {
-        std::fs::create_dir_all(dir).map_err(|e| ExportError::File { path: dir.to_owned(), reason: e.to_string() })?;
-    }
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    std::fs::create_dir_all(dir).map_err(|e| ExportError::File { path: dir.to_owned(), reason: e.to_string() })?;
+    // Of other names too: the next file here need not have that of one that was given up.
+    bellows_runs::sweep_dead(dir);
     let mut parts = Parts::default();
     let saturated = parts.write(path, |out| gguf::write(out, metadata, infos, values))?;
     parts.publish()?;
@@ -435,6 +439,19 @@ mod tests {
         assert_eq!(told.len(), 1, "{told:?}");
         assert!(told[0].starts_with("29 of 29 matrices") && told[0].contains("q4_k_m") && told[0].contains("Q5_0"), "{told:?}");
         assert_eq!(lines(Preset::Q8_0), Vec::<String>::new());
+    }
+
+    /// It was to have another name.
+    #[cfg(unix)]
+    #[test]
+    fn what_a_dead_process_was_writing_is_removed() {
+        let (dir, base) = (tempfile::tempdir().unwrap(), tiny());
+        let mine = bellows_runs::part_of(&dir.path().join("other.gguf")).unwrap().to_string_lossy().into_owned();
+        // As of a process of the highest number, which none has.
+        let left = mine.replace(&format!("-{}-", std::process::id()), "-2147483646-");
+        std::fs::write(&left, b"half").unwrap();
+        write_gguf(&dir.path().join("m.gguf"), &base.model, &base.config, &base.tokenizer, Preset::F16, "m").unwrap();
+        assert!(!Path::new(&left).exists());
     }
 
     #[test]

@@ -10,7 +10,7 @@ use burn::tensor::{Device, Tensor, TensorData};
 use indexmap::IndexMap;
 
 use crate::adapter::{EMBEDDING, HEAD, LoraConfig};
-use crate::base::Base;
+use crate::base::{Base, BaseError};
 use crate::export::{ExportError, Parameters};
 use crate::grow::with_rows;
 use crate::load::{LoadError, checked};
@@ -84,15 +84,17 @@ impl Merging<'_> {
         let in_file = |source| ExportError::Load { path: self.path.clone(), source };
         let tensor = self.files.tensor(name, self.shape).map_err(|error| in_file(error.into()))?;
         let (found, values) = tensor.ok_or_else(|| in_file(LoadError::Missing(name.into())))?;
-        // The rows of an adapter's tokenizer: the embedding's are with the adapter, those of a head of its own need not be.
+        // The rows of an adapter's tokenizer: the embedding's are with the adapter, those of a head of its own need not be. They are as many as the base says.
         if let ([rows, width], [wanted, as_wide]) = (&found[..], shape)
             && rows != wanted
             && width == as_wide
-            && [EMBEDDING, HEAD].contains(&name)
+            && name == HEAD
+            && self.adapter.keeps(EMBEDDING)
         {
-            let values = checked(name, (found.clone(), values), &found).map_err(in_file)?;
-            let tokenizer = Base::tokenizer(&self.path);
-            let tokens = tokenizer.map_err(|e| ExportError::File { path: self.path.clone(), reason: e.to_string() })?.len();
+            let unread = |e: BaseError| ExportError::File { path: self.path.clone(), reason: e.to_string() };
+            let own = Base::shape(&self.path).map_err(unread)?.vocab_size;
+            let values = checked(name, (found.clone(), values), &[own, *width]).map_err(in_file)?;
+            let tokens = Base::tokenizer(&self.path).map_err(unread)?.len();
             let old = Tensor::<2>::from_data(TensorData::new(values, [*rows, *width]), self.device);
             return Ok(host(name, with_rows(old, tokens..*wanted, *wanted))?);
         }

@@ -44,9 +44,12 @@ pub fn description(edits: &[Edit]) -> String {
     edits.iter().map(one).collect::<Vec<_>>().join(" ")
 }
 
+/// How every [`card`] begins, and no other.
+pub(crate) const CARD_HEAD: &str = "---\ntags:\n- bellows\n- edited-weights\n---\n\n# A model with edited weights\n\n";
+
 /// The model card (`README.md`) of an edited model.
 pub fn card(edits: &[Edit]) -> String {
-    let mut text = String::from("---\ntags:\n- bellows\n- edited-weights\n---\n\n# A model with edited weights\n\n");
+    let mut text = String::from(CARD_HEAD);
     text += "Its weights are not those of the model it was made from. What was done to them, in this order:\n";
     for (number, e) in (1..).zip(edits) {
         let rows = [

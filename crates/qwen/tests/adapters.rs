@@ -4,12 +4,12 @@
 use crate::support::{self, model, scatter, shape, tokenizer};
 use bellows_chat::{Template, Tokenizer};
 use bellows_qwen::adapter::{LoraConfig, Targets};
-use bellows_qwen::base::Base;
+use bellows_qwen::base::{Base, random};
 use bellows_qwen::config::SftConfig;
 use bellows_qwen::data::{Encoding, SftData};
-use bellows_qwen::export::write_transformers;
+use bellows_qwen::export::{Parameters, write_transformers};
 use bellows_qwen::merging::Merging;
-use bellows_qwen::model::CausalLm;
+use bellows_qwen::model::{CausalLm, ModelConfig};
 use bellows_qwen::peft;
 use bellows_qwen::storage::BaseDtype;
 use bellows_weights::DType;
@@ -168,6 +168,25 @@ fn what_is_merged_in_files_is_what_is_merged_in_memory() {
         write_transformers(&at("files"), &merging, &shape, &tokenizer(), DType::F32).unwrap();
         let written = |name: &str| std::fs::read(at(name).join("model.safetensors")).unwrap();
         assert!(written("files") == written("memory") && written("files") != written("base"), "DoRA {use_dora}");
+    }
+}
+
+/// Nothing else loads such a model, either. Norms and biases have more values than the 8 rows, so that the sizes are none that the file cannot hold.
+#[test]
+fn rows_that_are_not_those_of_the_configuration_are_not_merged() {
+    let (dir, device) = (tempfile::tempdir().unwrap(), Device::flex());
+    let shape = ModelConfig { tie_word_embeddings: false, ..shape() };
+    write_transformers(dir.path(), &random(&shape, 5, &device), &shape, &tokenizer(), DType::F32).unwrap();
+    let path = dir.path().join("config.json");
+    let text = std::fs::read_to_string(&path).unwrap();
+    std::fs::write(&path, text.replace("\"vocab_size\": 64", "\"vocab_size\": 72")).unwrap();
+    let base = Base::without_weights(dir.path(), &device).unwrap();
+    let alone = LoraConfig::default();
+    let brings = LoraConfig { modules_to_save: vec!["embed_tokens".into()], ..LoraConfig::default() };
+    for (adapter, name) in [(&alone, "model.embed_tokens.weight"), (&alone, "lm_head.weight"), (&brings, "lm_head.weight")] {
+        let merging = Merging::open(dir.path(), (&base.model, &base.config), adapter, &device).unwrap();
+        let error = merging.values(name).unwrap_err().to_string();
+        assert!(error.contains("has shape [64, 32] where the configuration asks for [72, 32]"), "{name}: {error}");
     }
 }
 

@@ -13,7 +13,7 @@ use bellows_qwen::concept::judge::judge;
 use bellows_qwen::concept::prompts::{EncodedSets, PromptSets};
 use bellows_qwen::concept::reader::Reader;
 use bellows_qwen::concept::score::{marker_ids, score};
-use bellows_qwen::export::write_gguf;
+use bellows_qwen::export::{write_gguf, write_transformers};
 use bellows_weights::DType;
 use bellows_weights::gguf::{Gguf, Preset};
 use burn::tensor::{Device, Tensor, TensorData};
@@ -130,6 +130,15 @@ fn from_prompts_to_an_edited_model_that_says_so() {
     let verdict = judge(Reader { model: &read.model, ..reader }, words, &sets, &encoded, 3, &mut quiet).unwrap();
     assert_eq!((verdict.target.unwrap().of, verdict.baseline_answers.len()), (6, 6));
     assert!(verdict.perplexity.unwrap() > 1.0);
+
+    // The card goes when a model without edits takes the place; another's stays.
+    let card = out.join("README.md");
+    let replace = || write_transformers(&out, &base.model, &base.config, &base.tokenizer, DType::F32).unwrap();
+    replace();
+    assert!(!card.exists());
+    std::fs::write(&card, "# Mine\n").unwrap();
+    replace();
+    assert_eq!(std::fs::read_to_string(&card).unwrap(), "# Mine\n");
 }
 
 #[test]

@@ -56,7 +56,7 @@ impl Share {
     /// A value of the wrong kind, a rule that is broken, a description of data that cannot be read.
     pub(crate) fn settle(&self, matches: &ArgMatches, weights: &WeightFile) -> Result<TrainConfig, Failure> {
         let layer = |origin: &str, values| Layer { origin: origin.into(), values };
-        let imgsz = weights.imgsz().filter(|&n| n > 0).map(|n| ("imgsz".to_string(), json!(n.next_multiple_of(STRIDE as u32))));
+        let imgsz = weights.imgsz().map(|n| ("imgsz".to_string(), json!(n.next_multiple_of(STRIDE as u32))));
         let flags = flag_values(self.table().map(|s| (s.key(), s.read)), matches);
         let trained = without_range(weights.preprocessing().settings(), &flags);
         let data = flags.get("data").and_then(Value::as_str).filter(|_| weights.preprocessing().levels.is_none());

@@ -13,6 +13,7 @@ use burn::tensor::Device;
 use serde_json::Value;
 
 use crate::data::Stack;
+use crate::data::header::MAX_SIDE;
 use crate::model::names::{LoadReport, NamedTensors, load_tensors};
 use crate::model::summary::layer_index;
 use crate::model::{COMMON, Fused, Scale, Yolo, YoloConfig};
@@ -283,12 +284,12 @@ fn python_names(text: &str) -> Option<Vec<String>> {
     Some(names)
 }
 
-/// One number, or the longer of two (`[480, 640]`); a `.pt` has it among the settings of its training.
+/// One number, or the longer of two (`[480, 640]`); a `.pt` has it among the settings of its training. What no image can have is not said.
 fn imgsz(metadata: &BTreeMap<String, String>) -> Option<u32> {
     let settings = || Some(serde_json::from_str::<Value>(metadata.get("train_args")?).ok()?.get("imgsz")?.to_string());
     let text = metadata.get("imgsz").cloned().or_else(settings)?;
-    let sides = text.split(|c: char| !c.is_ascii_digit()).filter_map(|n| n.parse().ok());
-    sides.max()
+    let sides = text.split(|c: char| !c.is_ascii_digit()).filter_map(|n| n.parse::<u32>().ok());
+    sides.filter(|side| (1..=MAX_SIDE).contains(side)).max()
 }
 
 /// `yolov8n`, `yolov8n.yaml` or `yolov8n-p2` to its scale, and whether it has a level of stride 4.
@@ -367,6 +368,9 @@ mod tests {
             assert!(names(&told(text), 2).is_err(), "{text}");
         }
         assert_eq!(imgsz(&told("")), Some(640));
+        for (text, side) in [("16384", Some(16_384)), ("[64, 16385]", Some(64)), ("4294967264", None), ("0", None)] {
+            assert_eq!(imgsz(&BTreeMap::from([("imgsz".to_string(), text.to_string())])), side, "{text}");
+        }
     }
 
     #[test]

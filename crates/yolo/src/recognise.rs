@@ -115,8 +115,15 @@ impl Looks<'_> {
         };
         let nc = of(&format!("model.{}.cv3.0.2.weight", self.head), 0)?;
         let channels = of("model.0.conv.weight", 1)?;
+        let folded = self.shapes.contains_key("model.0.conv.bias");
+        // Where neither modules nor we ourselves tell of it, whether an activation is missing would be a guess.
+        if folded && weights.classes.is_empty() && weights.metadata.get("author").is_none_or(|author| author != "Bellows") {
+            return Err("folded weights of another program without their modules, as its ONNX files are, whose graph is not read: \
+                        name the .pt they were made from"
+                .into());
+        }
         let config = YoloConfig { scale, nc, channels, sppf_act: sppf_has_activation(weights), p2: self.p2() };
-        Ok(Form { config, folded: self.shapes.contains_key("model.0.conv.bias") })
+        Ok(Form { config, folded })
     }
 }
 
@@ -161,6 +168,23 @@ mod tests {
         assert_eq!((form.config.p2, form.config.nc, form.config.scale), (true, 3, Scale::N));
         let looks = Scale::ALL.map(Scale::looks);
         assert!((0..5).all(|i| (0..i).all(|j| looks[i] != looks[j])), "{looks:?}");
+    }
+
+    #[test]
+    fn folded_weights_tell_their_modules_or_are_ours() {
+        let device = Device::flex();
+        let names = named_tensors(&YoloConfig::new(2).init(0, &device).fuse(&device).into_inner());
+        let mut weights = file(names.iter().map(|(name, shape, _)| (name.as_str(), shape.clone())));
+        assert!(recognise(&weights).unwrap_err().contains("name the .pt"));
+        weights.metadata.insert("author".into(), "Ultralytics".into());
+        assert!(recognise(&weights).unwrap_err().contains("name the .pt"));
+        let mut pickled = weights.clone();
+        pickled.classes.insert("model.9.cv1.act".into(), "torch.nn.modules.linear.Identity".into());
+        weights.metadata.insert("author".into(), "Bellows".into());
+        for (weights, sppf_act) in [(weights, true), (pickled, false)] {
+            let form = recognise(&weights).unwrap();
+            assert_eq!((form.folded, form.config.sppf_act), (true, sppf_act));
+        }
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::fs;
 use std::io::{self, Write};
 use std::path::Path;
 
+use bellows_runs::sweep_dead;
 use indexmap::IndexMap;
 use serde_json::json;
 
@@ -46,7 +47,8 @@ pub fn to_safetensors(tensors: &Tensors, metadata: &BTreeMap<String, String>) ->
 /// Writes the weights of a model into a directory, with `format: pt`, as transformers demands: as `model.safetensors`, or, where
 /// that would have more than `max_shard_bytes` of data, as `model-00001-of-00003.safetensors` and so on with
 /// `model.safetensors.index.json`. Returns the names of the files. They get these names at the end, when all of them are on disk;
-/// then files of such names that an earlier model left are removed, for a reader might take them instead.
+/// then files of such names that an earlier model left are removed, for a reader might take them instead. What processes that died were writing
+/// there is removed first: it may be as large as this model, which need not have files of its names.
 ///
 /// `data` is asked for the bytes of each tensor, little endian, when it is its turn.
 ///
@@ -61,6 +63,7 @@ pub fn write_checkpoint<D: AsRef<[u8]>, E: From<WeightsError>>(
 ) -> Result<Vec<String>, E> {
     let metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
     let wrong = |path: &Path, fault| -> E { WeightsError::at(path)(fault).into() };
+    sweep_dead(dir);
     let (shards, total_size) = shards(tensors, max_shard_bytes).map_err(|fault| wrong(dir, fault))?;
     let (count, mut files, mut weight_map) = (shards.len(), Vec::new(), BTreeMap::new());
     let mut parts = Parts::default();

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use bellows_weights::{
@@ -172,6 +172,18 @@ fn nothing_is_left_of_an_earlier_model_in_another_layout() {
         check(dir.path(), &tensors(count));
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), written.len() + others.len(), "{written:?}");
     }
+}
+
+/// It was to have a name that the next model has no file of.
+#[test]
+fn what_a_dead_process_was_writing_is_removed() {
+    let (dir, model) = (tempfile::tempdir().unwrap(), model());
+    let mine = bellows_runs::part_of(&dir.path().join("model-00001-of-00009.safetensors")).unwrap();
+    // As of a process of the highest number, which none has.
+    let left = mine.to_string_lossy().replace(&format!("-{}-", std::process::id()), "-2147483646-");
+    [&mine, &PathBuf::from(&left)].into_iter().for_each(|part| std::fs::write(part, b"half").unwrap());
+    write(dir.path(), &model, 1 << 20);
+    assert!(mine.exists() && (!Path::new(&left).exists() || cfg!(not(unix))));
 }
 
 /// Two shards: `a` and `b` in the first, `c` in the second.

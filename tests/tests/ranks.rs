@@ -167,6 +167,22 @@ fn a_rank_that_hangs_before_it_comes_is_not_waited_for_for_ever() {
     assert!(ended.status.code() == Some(1) && said.contains("not all ranks came in time"), "{said}");
 }
 
+/// As rank 0 would start it, which is not there.
+#[test]
+fn a_rank_needs_no_terminal_for_the_dashboard_of_rank_0() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_data(dir.path());
+    let place = format!("1/2/1@127.0.0.1:{}", free_port());
+    let mut command = detector(dir.path(), "a", &["--heartbeat", "start=1", "--tui", "__rank", &place]);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    // It ends when this closes.
+    let held = child.stdin.take();
+    let ended = child.wait_with_output().unwrap();
+    drop(held);
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert!(ended.status.code() == Some(1) && said.contains("rank 1 cannot meet the others at"), "{said}");
+}
+
 #[test]
 fn a_signal_to_one_process_stops_all_after_the_step() {
     let dir = tempfile::tempdir().unwrap();

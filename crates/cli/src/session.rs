@@ -86,6 +86,8 @@ impl Session {
     pub fn begin(program: &'static str, signals: &Signals, tui: bool) -> Result<Self, Failure> {
         signals.before("stopped before training began: nothing is lost");
         output::is_recorded();
+        // The dashboard is rank 0's, and a rank that it has started has no terminal.
+        let tui = tui && !place::is_started();
         if tui && !std::io::stdout().is_terminal() {
             return Err(Usage("--tui needs a terminal: leave it out".into()).into());
         }

@@ -312,6 +312,20 @@ fn ranks_tune_a_language_model_as_one_does_with_accumulation() {
     assert!(ours.iter().zip(&expected).all(|(a, b)| (a - b).abs() <= 1e-6 * b.abs().max(1.0)), "{ours:?} for {expected:?}");
 }
 
+/// The run is ended by a fault in its third step. Others may take or give back memory meanwhile, and not half of it.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_run_that_goes_on_with_more_ranks_plans_for_a_share_of_the_memory_each() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_chats(dir.path());
+    let there = |out: &str| out.split(" planned of ").nth(1).unwrap().split(' ').next().unwrap().parse::<f64>().unwrap();
+    let mut alone = llm_finetune(dir.path(), &["--config", "tiny.yaml", "--name", "a"]);
+    let (out, _) = expect_code(alone.env("BELLOWS_FAULT", "lost:step:3"), 5);
+    let all = there(&out);
+    let (out, _) = expect_code(&mut llm_finetune(dir.path(), &["--resume", "runs/sft/a", "--ranks", "4"]), 0);
+    assert!(there(&out) < 0.6 * all, "{out}");
+}
+
 /// Eleven images in batches of two: of the last one the second rank has nothing.
 #[test]
 fn ranks_that_share_batch_statistics_train_as_one_process_does() {

@@ -49,7 +49,7 @@ pub(crate) fn run(session: Session, args: &TrainArgs, config: SftConfig, resumed
     let data = open_data(&config, &paths, &tokenizer, &template)?;
     // A run that goes on keeps the weights it began with.
     let config = if resumed.is_none() { config.stored_at(Place::of(&device.device)) } else { config };
-    let (config, planned) = settle_memory(config, &shape, &data, &device)?;
+    let (config, planned) = settle_memory(config, &shape, &data, &device, session.local_ranks())?;
     let base = open_base(&config, &paths, &device.device)?;
 
     let mut run = session.open(resumed.as_deref(), &config.project, &config.name, config.exist_ok)?;

@@ -23,7 +23,7 @@ use burn::data::dataset::{Dataset, DatasetError};
 use burn::tensor::Device;
 
 /// A rank's Learner: rank 0 in `dir`, the others nowhere.
-fn rank(
+pub(crate) fn rank(
     dir: &Path,
     exchange: impl Exchange + 'static,
     toy: Toy,
@@ -38,7 +38,7 @@ fn rank(
 }
 
 /// What each of so many ranks makes of `work`, on a thread of its own.
-fn on_threads<T: Send>(ranks: usize, work: impl Fn(Thread) -> T + Sync) -> Vec<T> {
+pub(crate) fn on_threads<T: Send>(ranks: usize, work: impl Fn(Thread) -> T + Sync) -> Vec<T> {
     let work = &work;
     thread::scope(|scope| {
         let all: Vec<_> = threads(ranks).into_iter().map(|exchange| scope.spawn(move || work(exchange))).collect();

@@ -280,6 +280,9 @@ fn what_a_rank_that_somebody_else_has_started_cannot_do_is_refused() {
     let task = [("SLURM_STEP_ID", "0"), ("SLURM_STEP_NUM_TASKS", "2"), ("SLURM_STEP_TASKS_PER_NODE", "2"), ("SLURM_PROCID", "0")];
     let (_, err) = expect_code(rank(&["--detach"]).envs(task), 2);
     assert!(err.contains("--detach leaves the process that mpirun or srun has started"), "{err}");
+    let concept = llm_finetune(dir.path(), &["--model", "tiny", "--concept", "sets", "--heartbeat", "start=3"]);
+    let (_, err) = expect_code(&mut placed(concept, 0, free_port()), 2);
+    assert!(err.contains("taken out by one process"), "{err}");
     assert!(!dir.path().join("runs").exists());
 }
 

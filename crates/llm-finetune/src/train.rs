@@ -84,6 +84,8 @@ pub(crate) fn settle(args: &TrainArgs) -> Result<(SftConfig, Option<PathBuf>, us
     let Some(which) = &args.resume else {
         let mut config = settings(&args.settings)?;
         config.ranks = ranks_of(config.ranks)?;
+        // The environment may say more ranks than was typed, and there are rules for them.
+        config.validate()?;
         // With a concept there is something to do without data, too.
         let no_data = config.data.is_empty() && config.concept.is_none();
         let missing = [("--model", config.model.is_empty()), ("--data", no_data)];

@@ -167,6 +167,22 @@ fn a_rank_that_hangs_before_it_comes_is_not_waited_for_for_ever() {
     assert!(ended.status.code() == Some(1) && said.contains("not all ranks came in time"), "{said}");
 }
 
+/// As rank 0 would start it, which is not there.
+#[test]
+fn a_rank_needs_no_terminal_for_the_dashboard_of_rank_0() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_data(dir.path());
+    let place = format!("1/2/1@127.0.0.1:{}", free_port());
+    let mut command = detector(dir.path(), "a", &["--heartbeat", "start=1", "--tui", "__rank", &place]);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    // It ends when this closes.
+    let held = child.stdin.take();
+    let ended = child.wait_with_output().unwrap();
+    drop(held);
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert!(ended.status.code() == Some(1) && said.contains("rank 1 cannot meet the others at"), "{said}");
+}
+
 #[test]
 fn a_signal_to_one_process_stops_all_after_the_step() {
     let dir = tempfile::tempdir().unwrap();
@@ -265,6 +281,9 @@ fn what_a_rank_that_somebody_else_has_started_cannot_do_is_refused() {
     let task = [("SLURM_STEP_ID", "0"), ("SLURM_STEP_NUM_TASKS", "2"), ("SLURM_STEP_TASKS_PER_NODE", "2"), ("SLURM_PROCID", "0")];
     let (_, err) = expect_code(rank(&["--detach"]).envs(task), 2);
     assert!(err.contains("--detach leaves the process that mpirun or srun has started"), "{err}");
+    let concept = llm_finetune(dir.path(), &["--model", "tiny", "--concept", "sets", "--heartbeat", "start=3"]);
+    let (_, err) = expect_code(&mut placed(concept, 0, free_port()), 2);
+    assert!(err.contains("taken out by one process"), "{err}");
     assert!(!dir.path().join("runs").exists());
 }
 
@@ -308,6 +327,20 @@ fn ranks_tune_a_language_model_as_one_does_with_accumulation() {
     let ours = columns(&run, &["loss"]);
     assert!(ours.len() == expected.len() && ours.len() > 2);
     assert!(ours.iter().zip(&expected).all(|(a, b)| (a - b).abs() <= 1e-6 * b.abs().max(1.0)), "{ours:?} for {expected:?}");
+}
+
+/// The run is ended by a fault in its third step. Others may take or give back memory meanwhile, and not half of it.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_run_that_goes_on_with_more_ranks_plans_for_a_share_of_the_memory_each() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_chats(dir.path());
+    let there = |out: &str| out.split(" planned of ").nth(1).unwrap().split(' ').next().unwrap().parse::<f64>().unwrap();
+    let mut alone = llm_finetune(dir.path(), &["--config", "tiny.yaml", "--name", "a"]);
+    let (out, _) = expect_code(alone.env("BELLOWS_FAULT", "lost:step:3"), 5);
+    let all = there(&out);
+    let (out, _) = expect_code(&mut llm_finetune(dir.path(), &["--resume", "runs/sft/a", "--ranks", "4"]), 0);
+    assert!(there(&out) < 0.6 * all, "{out}");
 }
 
 /// Eleven images in batches of two: of the last one the second rank has nothing.

@@ -77,6 +77,8 @@ pub struct Session {
     tui: bool,
     limits: Limits,
     ranks: Option<Ranks>,
+    /// Ranks on this machine.
+    here: usize,
 }
 
 impl Session {
@@ -87,10 +89,12 @@ impl Session {
     pub fn begin(program: &'static str, signals: &Signals, tui: bool) -> Result<Self, Failure> {
         signals.before("stopped before training began: nothing is lost");
         output::is_recorded();
+        // The dashboard is rank 0's, and a rank that it has started has no terminal.
+        let tui = tui && !place::is_started();
         if tui && !std::io::stdout().is_terminal() {
             return Err(Usage("--tui needs a terminal: leave it out".into()).into());
         }
-        Ok(Self { program, signals: signals.clone(), tui, limits: Limits::default(), ranks: None })
+        Ok(Self { program, signals: signals.clone(), tui, limits: Limits::default(), ranks: None, here: 1 })
     }
 
     /// Whether other processes did the work, and this one has only kept them. Else it is this one's: its threads are set up, from here on
@@ -146,7 +150,13 @@ impl Session {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         join_pool(threads(std::env::var("RAYON_NUM_THREADS").ok().as_deref(), cores, here))?;
         self.ranks = ranks::meet(keeping.ranks, Duration::from_secs_f64(keeping.limits.seconds(Phase::Start)))?;
+        self.here = here;
         Ok(false)
+    }
+
+    /// How many ranks share this machine, this one included: of those that train now, not of those that the run was begun with.
+    pub fn local_ranks(&self) -> usize {
+        self.here
     }
 
     /// What ends this process, the same command goes on with, and not `--resume`.

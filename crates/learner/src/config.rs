@@ -29,7 +29,7 @@ pub struct LearnerConfig {
     pub beta2: Option<f64>,
     /// What keeps Adam's and AdamW's division from being one by 0.
     pub eps: f64,
-    /// How the loss is scaled, for a task with numbers in f16; not at all if `None`.
+    /// How the loss is scaled, for a task with numbers in f16; not at all if `None`, on all ranks.
     pub loss_scaling: Option<LossScaling>,
     /// Keep what is trained rounded to f16.
     pub trains_f16: bool,

@@ -174,6 +174,17 @@ impl Counters {
         self.splits.values_mut().for_each(|split| *split += 1);
     }
 
+    /// Cuts batches at least as often as so; whether any of them had been cut less.
+    pub(crate) fn halve_as(&mut self, split: u32, splits: &BTreeMap<usize, u32>) -> bool {
+        let before = (self.split, self.splits.clone());
+        self.split = self.split.max(split);
+        for (&class, &split) in splits {
+            let own = self.splits.entry(class).or_default();
+            *own = split.max(*own);
+        }
+        (self.split, &self.splits) != (before.0, &before.1)
+    }
+
     /// The first and the last batch of what is going wrong now.
     pub(crate) fn in_trouble(&self) -> (Place, Place) {
         let last = Place { position: self.position.saturating_sub(1), ..self.place() };
@@ -261,6 +272,10 @@ mod tests {
         assert_eq!(parts(&counters), [4, 4, 4, 4, 8]);
         counters.halve_all();
         assert_eq!(parts(&counters), [8, 8, 8, 8, 16]);
+        assert!(!counters.halve_as(2, &[(12, 4)].into()), "nothing is put together again");
+        assert_eq!(parts(&counters), [8, 8, 8, 8, 16]);
+        assert!(counters.halve_as(2, &[(10, 4)].into()));
+        assert_eq!(parts(&counters), [8, 8, 16, 16, 16]);
         let text = serde_json::to_string(&counters).unwrap();
         assert_eq!(serde_json::from_str::<Counters>(&text).unwrap(), counters);
     }

@@ -2,20 +2,35 @@
 
 use burn::module::Module;
 use burn::tensor::{Tensor, TensorData};
+use serde_json::json;
 
 use crate::error::LearnError;
 use crate::grads::read;
 use crate::run::Run;
 use crate::task::Task;
+use crate::wire::tell;
 
 impl<T: Task> Run<T> {
-    /// At the beginning of a session: rank 0's counters are everybody's, and so is when it saves, for all meet there; and so must be the weights.
+    /// At the beginning of a session: rank 0's counters are everybody's, and so is when it saves, for all meet there; and so must be the weights. But batches
+    /// are cut as far as on any rank, and if one scales its loss, as one with numbers in f16, all do: an overflow of one is answered by all.
     ///
     /// # Errors
     /// A rank that is gone, or has other weights.
     pub(crate) fn level_begin(&mut self) -> Result<(), LearnError> {
         let own = (self.state.counters.clone(), self.settings.config.checkpoint_minutes);
+        let mine = (own.0.split, own.0.splits.clone(), self.settings.config.loss_scaling);
         (self.state.counters, self.settings.config.checkpoint_minutes) = self.ranks.done_by_first(|| Ok(own))?;
+        if let Some(others) = self.ranks.others() {
+            let all = tell(others, &mine)?;
+            self.settings.config.loss_scaling = all.iter().find_map(|(.., scaling)| *scaling);
+            // One that a supervisor of its own has started again knows of a want of memory that rank 0 has not heard of.
+            for (rank, (split, splits, _)) in all.into_iter().enumerate() {
+                if self.state.counters.halve_as(split, &splits) {
+                    let parts = self.state.counters.parts(0);
+                    self.event("oom", json!({ "reason": format!("rank {rank} had no memory"), "files": [], "parts": parts }));
+                }
+            }
+        }
         self.compare_weights()
     }
 

@@ -1,8 +1,10 @@
 //! Nothing that is not finite reaches weights, moments, statistics or EMA (contract P6, test T8).
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-use crate::toy::{self, config, data, ending, learner, no_poison};
+use crate::ranks::{on_threads, rank};
+use crate::toy::{self, Toy, config, data, ending, identity, learner, no_poison};
 use bellows_learner::{LearnError, LearnerConfig, LossScale, LossScaling, Outcome, Schedule};
+use bellows_ranks::Exchange;
 
 #[test]
 fn a_poisoned_batch_leaves_everything_as_it_was() {
@@ -76,6 +78,26 @@ fn overflows_that_a_scale_answers_go_back_nowhere_and_it_is_resumed() {
     let mut without = learner(plain.path(), config(), poison);
     assert_eq!(without.fit(&data()).unwrap(), Outcome::Finished);
     assert_eq!((without.state().counters.rollbacks, without.state().counters.loss_scale), (1, None));
+}
+
+/// One has numbers in f16, as its device may and the other's may not, and all bear as many overflows as its scale does: four batches, of two lists each.
+#[test]
+fn ranks_of_which_one_scales_its_loss_answer_overflows_alike() {
+    fn poison(epoch: usize, list: usize) -> bool {
+        epoch == 1 && (2..10).contains(&list)
+    }
+    for scaled in [0, 1] {
+        let dir = tempfile::tempdir().unwrap();
+        let all = on_threads(2, |exchange| {
+            let loss_scaling = (exchange.rank() == scaled).then_some(LossScaling::DYNAMIC);
+            let config = LearnerConfig { loss_scaling, ..toy::of_ranks(2) };
+            let mut learner = rank(dir.path(), exchange, Toy { poison, ..Toy::default() }, config, identity()).unwrap();
+            assert_eq!(learner.fit(&data()).unwrap(), Outcome::Finished);
+            let counters = &learner.state().counters;
+            (counters.skipped, counters.rollbacks, counters.loss_scale.map(|scale| scale.scale))
+        });
+        assert_eq!(all, [(4, 0, Some(4096.0)); 2], "rank {scaled}");
+    }
 }
 
 #[test]

@@ -23,7 +23,7 @@ use burn::data::dataset::{Dataset, DatasetError};
 use burn::tensor::Device;
 
 /// A rank's Learner: rank 0 in `dir`, the others nowhere.
-fn rank(
+pub(crate) fn rank(
     dir: &Path,
     exchange: impl Exchange + 'static,
     toy: Toy,
@@ -38,7 +38,7 @@ fn rank(
 }
 
 /// What each of so many ranks makes of `work`, on a thread of its own.
-fn on_threads<T: Send>(ranks: usize, work: impl Fn(Thread) -> T + Sync) -> Vec<T> {
+pub(crate) fn on_threads<T: Send>(ranks: usize, work: impl Fn(Thread) -> T + Sync) -> Vec<T> {
     let work = &work;
     thread::scope(|scope| {
         let all: Vec<_> = threads(ranks).into_iter().map(|exchange| scope.spawn(move || work(exchange))).collect();
@@ -335,6 +335,16 @@ fn memory_that_runs_out_in_the_update_of_one_rank_cuts_the_batches_of_all() {
     close(&all[0].1, &expected.1, "weights");
     let events = std::fs::read_to_string(dir.path().join("run/events.jsonl")).unwrap();
     assert_eq!(events.matches("rank 1: wgpu error: Out of Memory").count(), 3, "{events}");
+    // As the supervisor of rank 1 alone asks for, when the system has ended it.
+    let dir = tempfile::tempdir().unwrap();
+    let told = |rank: usize, learner: &mut Learner<Toy>| {
+        (0..rank).for_each(|_| learner.cut_batches("killed"));
+        finish(rank, learner);
+        learner.state().counters.parts(0)
+    };
+    assert_eq!(on_ranks(dir.path(), 2, &updates(2), per_count, told), [2; 2]);
+    let events = std::fs::read_to_string(dir.path().join("run/events.jsonl")).unwrap();
+    assert_eq!(events.matches("rank 1 had no memory").count(), 1, "{events}");
 }
 
 /// The samples, of which one cannot be had.

@@ -1,6 +1,6 @@
 //! What memory there is, and which layers are run again for it: asked before a run's weights are read.
 
-use bellows_cli::{Failure, local_rank, note, say};
+use bellows_cli::{Failure, note, say};
 use bellows_device::Selected;
 use bellows_learner::memory::Place;
 use bellows_qwen::base::Base;
@@ -29,7 +29,8 @@ pub(crate) fn widened(config: &SftConfig, kept: Storage) -> Result<Option<String
     }
 }
 
-/// The settings of a run with `auto` settled, and its plan; those of an adapter that it goes on from are the adapter's.
+/// The settings of a run with `auto` settled, and its plan; those of an adapter that it goes on from are the adapter's. So many ranks are `here`, on this
+/// machine: they share its memory, and a card is one rank's.
 ///
 /// # Errors
 /// A plan beyond the limit that is set, an adapter that cannot be gone on from.
@@ -38,11 +39,10 @@ pub(crate) fn settle_memory(
     model: &ModelConfig,
     data: &SftData,
     device: &Selected,
+    here: usize,
 ) -> Result<(SftConfig, Plan), Failure> {
     let (config, _) = with_adapter(config)?;
     let place = Place::of(&device.device);
-    // The ranks of a machine share its memory; a card is one rank's.
-    let (_, here) = local_rank(config.ranks);
     let free = place.room(device.memory).map(|bytes| if place == Place::Processor { bytes / here as f64 } else { bytes });
     let (storage, seq) = (storage(&config, place)?, longest_row(&config, data.train.lengths()));
     let mut question = Question { model, config, storage, place, seq };

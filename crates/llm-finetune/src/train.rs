@@ -49,7 +49,7 @@ pub(crate) fn run(session: Session, args: &TrainArgs, config: SftConfig, resumed
     let data = open_data(&config, &paths, &tokenizer, &template)?;
     // A run that goes on keeps the weights it began with.
     let config = if resumed.is_none() { config.stored_at(Place::of(&device.device)) } else { config };
-    let (config, planned) = settle_memory(config, &shape, &data, &device)?;
+    let (config, planned) = settle_memory(config, &shape, &data, &device, session.local_ranks())?;
     let base = open_base(&config, &paths, &device.device)?;
 
     let mut run = session.open(resumed.as_deref(), &config.project, &config.name, config.exist_ok)?;
@@ -84,6 +84,8 @@ pub(crate) fn settle(args: &TrainArgs) -> Result<(SftConfig, Option<PathBuf>, us
     let Some(which) = &args.resume else {
         let mut config = settings(&args.settings)?;
         config.ranks = ranks_of(config.ranks)?;
+        // The environment may say more ranks than was typed, and there are rules for them.
+        config.validate()?;
         // With a concept there is something to do without data, too.
         let no_data = config.data.is_empty() && config.concept.is_none();
         let missing = [("--model", config.model.is_empty()), ("--data", no_data)];

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use bellows_chat::{Encoded, Fault};
-use bellows_cli::{Context, Exit, Failure, Signals, Usage, join_pool, note, pick_device, say, scratch};
+use bellows_cli::{Context, Exit, Failure, Signals, Usage, join_pool, local_rank, note, pick_device, say, scratch};
 use bellows_device::{Selected, Telemetry, this_program};
 use bellows_learner::bench::{StepTimer, median};
 use bellows_learner::memory::{Place, peak_memory};
@@ -144,7 +144,8 @@ fn measure(config: SftConfig, batch: usize, signals: &Signals) -> Result<(), Fai
     };
     let seq = data.train.lengths().max().unwrap_or(0);
     let config = config.stored_at(Place::of(&device.device));
-    let (config, planned) = settle_memory(config, &shape, &data, &device)?;
+    let (_, here) = local_rank(config.ranks);
+    let (config, planned) = settle_memory(config, &shape, &data, &device, here)?;
     // On the processor the system would end any process when memory is gone, perhaps another one.
     if let Some(free) = Place::of(&device.device).room(device.memory).filter(|free| planned.peak() > *free) {
         return Err(Usage(format!("planned to take {:.2} GB, and there are {:.2}", planned.peak() / 1e9, free / 1e9)).into());

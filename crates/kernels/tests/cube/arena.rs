@@ -5,7 +5,7 @@ use crate::support::{cube, numbers, on_each_device, pattern};
 use bellows_kernels::Places;
 use bellows_kernels::arena::ArenaOps;
 use bellows_kernels::planes::Parts;
-use burn::tensor::TensorData;
+use burn::tensor::{Shape, TensorData};
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
 
@@ -41,6 +41,22 @@ fn tensors_come_back_from_their_places() {
     for (i, (part, &len)) in back.into_iter().zip(&lengths).enumerate() {
         assert_eq!(numbers(part), pattern(i as u64, len), "tensor {i}");
     }
+}
+
+/// A tensor in longer memory, as CUDA and ROCm give to one of a single axis: what lies behind it is not put into the gap.
+#[test]
+fn memory_behind_a_tensor_is_not_copied() {
+    if !on_each_device("arena::memory_behind_a_tensor_is_not_copied") {
+        return;
+    }
+    let mut values = pattern(0, 10);
+    values.resize(64, f32::NAN);
+    let longer = cube(TensorData::new(values, [64]));
+    let mut tensors = parts(&[10, 3]);
+    tensors[0] = CubeTensor::new_contiguous(longer.client, longer.device, Shape::new([10]), longer.handle, longer.dtype);
+    let places = Places::of([10, 3]);
+    let gap = vec![0.0; places.all[1].0 - 10];
+    assert_eq!(numbers(CubeBackend::arena(Parts(tensors), places)), [pattern(0, 10), gap, pattern(1, 3)].concat());
 }
 
 /// Views that lie elsewhere are put together anew.

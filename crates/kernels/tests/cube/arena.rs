@@ -65,10 +65,10 @@ fn views_in_another_order_are_copied() {
     if !on_each_device("arena::views_in_another_order_are_copied") {
         return;
     }
-    let places = Places::of([64, 64]);
-    let whole = CubeBackend::arena(Parts(parts(&[64, 64])), places.clone());
+    let places = Places::of([128, 128]);
+    let whole = CubeBackend::arena(Parts(parts(&[128, 128])), places.clone());
     let mut views = CubeBackend::arena_parts(whole, places.clone()).0;
     views.reverse();
     let swapped = numbers(CubeBackend::arena(Parts(views), places));
-    assert_eq!(swapped, [pattern(1, 64), pattern(0, 64)].concat());
+    assert_eq!(swapped, [pattern(1, 128), pattern(0, 128)].concat());
 }

@@ -139,7 +139,7 @@ impl Footprint {
         let saved = embeddings.iter().filter(|name| full || lora.trains(name)).count();
         let in_f16 = matches!(config.precision(), Precision::F16 | Precision::PureF16);
         let in_rows = match storage {
-            // `SftConfig::rows_in_f16`
+            // `SftConfig::dtypes`
             Storage::Int8 | Storage::Nf4 if in_f16 && place == Place::Card && saved == 0 => Storage::Half,
             _ => storage.of_embedding(place),
         };

@@ -22,7 +22,6 @@ use crate::examples::Examples;
 use crate::export::{ExportError, write_transformers};
 use crate::hashes::{FNV, fnv};
 use crate::load;
-use crate::memory::Place;
 use crate::model::{CausalLm, ModelConfig};
 use crate::peft::{self, PeftError};
 use crate::precision::{RunPrecision, in_f16};
@@ -146,7 +145,6 @@ impl Finetune {
         header.extend(data.summary(config.objective));
         let (base, mut brought) = (norms(&model), FNV);
         let (config, mut lora) = with_adapter(config)?;
-        let model = if config.rows_in_f16(Place::of(device)) { model.with_rows_in_f16() } else { model };
         let model = match (config.method, config.adapter.as_ref().map(Path::new)) {
             (Method::Full, _) => train_where(model, |_| true),
             (Method::Lora, None) => {

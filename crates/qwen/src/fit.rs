@@ -1,6 +1,7 @@
 //! Whether a run fits the memory there is, and with which settings it would.
 
 use bellows_exit::{Coded, Exit};
+pub use bellows_kernels::cube::largest_allocation;
 use bellows_learner::memory::TooLarge;
 
 use crate::adapter::{AdapterError, EMBEDDING, HEAD};
@@ -24,6 +25,11 @@ pub enum FitError {
     /// More than the setting allows.
     #[error(transparent)]
     TooLarge(#[from] TooLarge),
+    /// A tensor that the device has no room for in one piece, in GB, and what it allocates at a time.
+    #[error(
+        "a tensor of this model takes {0:.2} GB, and the device allocates {1:.2} GB at a time at most: embedding and head that nothing trains take half as much with --precision fp16"
+    )]
+    Tensor(f64, f64),
     /// The adapter.
     #[error(transparent)]
     Adapter(#[from] AdapterError),
@@ -102,6 +108,15 @@ impl Question<'_> {
             }
             _ => Ok(plan),
         }
+    }
+
+    /// Whether each tensor of the model fits into the `most` bytes that the device allocates at a time, where that is known.
+    ///
+    /// # Errors
+    /// One that does not; settings of an adapter that cannot be met.
+    pub fn allocates(&self, most: Option<u64>) -> Result<(), FitError> {
+        let (largest, most) = (self.footprint()?.largest, most.map_or(f64::INFINITY, |most| most as f64));
+        if largest > most { Err(FitError::Tensor(largest / 1e9, most / 1e9)) } else { Ok(()) }
     }
 
     /// Flags with which the run would fit into `bytes`, those first that change no number: layers run again and smaller batches, then a base in fewer
@@ -243,6 +258,25 @@ mod tests {
         let saved = SftConfig { modules_to_save: vec!["norm".into()], ..config };
         let shorter = question(&model, saved).remedies(4.6e9).unwrap().unwrap();
         assert!(shorter.contains("--max-seq-length ") && !shorter.contains("dtype"), "{shorter}");
+    }
+
+    #[test]
+    fn a_tensor_larger_than_any_buffer_is_refused() {
+        let shape = ModelConfig { hidden_size: 3584, vocab_size: 152_064, ..Size::named("1.5B").unwrap().shape() };
+        let allocates = |storage, config, most| Question { storage, place: Place::Card, ..question(&shape, config) }.allocates(most);
+        let fp16 = || SftConfig { precision: RunPrecision::Fp16, ..SftConfig::default() };
+        let vulkan = Some((1 << 31) - 1);
+        let refused = allocates(Storage::F32, fp16(), vulkan).unwrap_err();
+        assert_eq!(refused.exit(), Exit::Usage);
+        assert!(refused.to_string().contains("takes 2.18 GB, and the device allocates 2.15 GB"), "{refused}");
+        allocates(Storage::F32, fp16(), None).unwrap();
+        allocates(Storage::F32, fp16(), Some(1 << 32)).unwrap();
+        allocates(Storage::Half, fp16(), vulkan).unwrap();
+        allocates(Storage::Nf4, SftConfig { base_dtype: BaseDtype::Nf4, ..fp16() }, vulkan).unwrap();
+        let too_large = |storage, config| matches!(allocates(storage, config, vulkan), Err(FitError::Tensor(..)));
+        assert!(too_large(Storage::Nf4, SftConfig::default()), "rows beside blocks are f32 there");
+        let trained = SftConfig { modules_to_save: vec!["embed_tokens".into()], ..fp16() };
+        assert!(too_large(Storage::Half, trained), "trained in f32");
     }
 
     #[test]

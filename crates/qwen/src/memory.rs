@@ -88,6 +88,8 @@ pub struct Footprint {
     trained: f64,
     /// What a card holds for a moment of a weight that its products (Burn's or ours) do not read as it is stored; the processor's read all.
     dense: f64,
+    /// Bytes of the largest tensor: embedding or head as it is held, or what products read in place of it or of a map.
+    pub(crate) largest: f64,
     loading: f64,
     merged: f64,
     place: Place,
@@ -166,6 +168,7 @@ impl Footprint {
                 adapters as f64 + of_whole + saved as f64 * rows,
             ),
         };
+        let dense = largest(storage, (h * i) as f64).max(largest(in_rows, rows));
         Ok(Self {
             maps,
             ranks,
@@ -186,7 +189,8 @@ impl Footprint {
             },
             weights,
             trained,
-            dense: largest(storage, (h * i) as f64).max(largest(in_rows, rows)),
+            dense,
+            largest: dense.max(if saved > 0 { F32 * rows } else { embedding }),
             // A tensor is read as f32 before it is stored. The largest is the embedding, which comes before maps that are in no blocks.
             loading: program(model.vocab_size)
                 + embedding

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use bellows_kernels::arena::ArenaOps;
 use bellows_kernels::attention::AttentionOps;
-use bellows_kernels::cube::shared_memory_works;
+use bellows_kernels::cube::{largest_allocation, shared_memory_works};
 use bellows_kernels::decoder::DecoderOps;
 use bellows_kernels::logits::LogitOps;
 use bellows_kernels::operands::{Maybe, NormChannels};
@@ -201,6 +201,7 @@ fn everything(device: &Device) {
 fn on_the_processor() {
     for device in [Device::flex(), Device::flex().autodiff()] {
         everything(&device);
+        assert_eq!(largest_allocation(&device), None);
     }
 }
 
@@ -213,6 +214,7 @@ fn on_a_device() {
     let vulkan = Device::vulkan(DeviceKind::Cpu);
     for device in [vulkan.clone(), vulkan.autodiff()] {
         assert_ours(&trace(|| everything(&device)), &[]);
+        assert!(largest_allocation(&device).is_some_and(|most| most >= 128 << 20), "WebGPU's least");
     }
 }
 

@@ -1,7 +1,7 @@
 //! The Learner's tensors in [arenas](mod@bellows_kernels::arena): what an update does, it does to all parameters of a group at once.
 //!
-//! Tensors of one parameter group and number format share an arena, as do those without a group. Weights, gradients, moments and averages lie
-//! in the same places. A task and a checkpoint know nothing of it: to them every tensor has its name.
+//! Tensors of one parameter group and number format share an arena, or a few where they are large, as do those without a group. Weights,
+//! gradients, moments and averages lie in the same places. A task and a checkpoint know nothing of it: to them every tensor has its name.
 
 use std::ops::Range;
 
@@ -20,28 +20,34 @@ pub(crate) struct Piece {
     places: Places,
 }
 
-/// The arenas of a list of tensors, one for each parameter group and number format; `None` where none of its tensors has a value.
+/// The arenas of a list of tensors, each of one parameter group and number format; `None` where none of its tensors has a value.
 pub type Arenas = Vec<Option<Tensor<1>>>;
 
 /// What entries of an arena have in common: their group and number format.
 type Kind = (Option<usize>, DType);
+
+/// Values of several tensors in an arena at most: an arena is a buffer, and wgpu binds none of 2 GiB, which in f32 are twice as many.
+const MOST: usize = 1 << 28;
 
 /// Which arena each tensor is in, and where.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Pieces(pub(crate) Vec<Piece>);
 
 impl Pieces {
-    /// As few as there are groups and number formats.
+    /// As few as there are groups and number formats, and more only where values are too many for one.
     pub(crate) fn together(entries: &[Entry]) -> Self {
-        let mut kinds = Vec::<(Kind, Vec<usize>)>::new();
+        let mut pieces = Vec::<(Kind, usize, Vec<usize>)>::new();
         for (i, entry) in entries.iter().enumerate() {
-            let kind = (entry.group, entry.dtype);
-            match kinds.iter_mut().find(|(k, _)| *k == kind) {
-                Some((_, members)) => members.push(i),
-                None => kinds.push((kind, vec![i])),
+            let (kind, numel) = ((entry.group, entry.dtype), entry.numel());
+            match pieces.iter_mut().find(|(k, values, _)| *k == kind && *values + numel <= MOST) {
+                Some((_, values, members)) => {
+                    *values += numel;
+                    members.push(i);
+                }
+                None => pieces.push((kind, numel, vec![i])),
             }
         }
-        Self(kinds.into_iter().map(|((group, _), members)| Piece::new(members, group, entries)).collect())
+        Self(pieces.into_iter().map(|((group, _), _, members)| Piece::new(members, group, entries)).collect())
     }
 
     /// Every tensor by itself: for a rule that asks for its shape.
@@ -125,5 +131,22 @@ impl Piece {
             if take(i) { Some(new) } else { old }
         });
         self.gather(parts.collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_of_many_values_has_several_arenas() {
+        let members = |lengths: &[usize]| {
+            let entry = |&len: &usize| Entry { name: "w".into(), shape: vec![len], group: Some(0), dtype: DType::F32 };
+            let entries: Vec<Entry> = lengths.iter().map(entry).collect();
+            Pieces::together(&entries).0.into_iter().map(|piece| piece.entries).collect::<Vec<_>>()
+        };
+        assert_eq!(members(&[100, 200]), [vec![0, 1]]);
+        assert_eq!(members(&[200_000_000, 200_000_000, 100]), [vec![0, 2], vec![1]]);
+        assert_eq!(members(&[100, MOST + 1, 200]), [vec![0, 2], vec![1]], "one that is larger is alone");
     }
 }

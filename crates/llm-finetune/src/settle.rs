@@ -6,7 +6,7 @@ use bellows_learner::memory::Place;
 use bellows_qwen::base::Base;
 use bellows_qwen::config::SftConfig;
 use bellows_qwen::data::SftData;
-use bellows_qwen::fit::{Question, longest_row};
+use bellows_qwen::fit::{Question, largest_allocation, longest_row};
 use bellows_qwen::hub::describe;
 use bellows_qwen::memory::Plan;
 use bellows_qwen::model::ModelConfig;
@@ -33,7 +33,7 @@ pub(crate) fn widened(config: &SftConfig, kept: Storage) -> Result<Option<String
 /// machine: they share its memory, and a card is one rank's.
 ///
 /// # Errors
-/// A plan beyond the limit that is set, an adapter that cannot be gone on from.
+/// A plan beyond the limit that is set, a tensor beyond what the device allocates at a time, an adapter that cannot be gone on from.
 pub(crate) fn settle_memory(
     config: SftConfig,
     model: &ModelConfig,
@@ -46,6 +46,7 @@ pub(crate) fn settle_memory(
     let free = place.room(device.memory).map(|bytes| if place == Place::Processor { bytes / here as f64 } else { bytes });
     let (storage, seq) = (storage(&config, place)?, longest_row(&config, data.train.lengths()));
     let mut question = Question { model, config, storage, place, seq };
+    question.allocates(largest_allocation(&device.device))?;
     let plan = question.settle(free)?;
     let layers = question.footprint()?.layers();
     let there = free.map(|bytes| format!(" of {:.2} there are", bytes / 1e9)).unwrap_or_default();

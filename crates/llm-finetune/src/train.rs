@@ -56,7 +56,7 @@ pub(crate) fn run(session: Session, args: &TrainArgs, config: SftConfig, resumed
     // A run that was killed before it had written its base still does.
     let whole = run.path().join(MADE_BASE).join("tokenizer_config.json").exists();
     let made = (config.model == "tiny" && run.is_first() && !(run.is_resumed() && whole)).then(|| base.model.clone());
-    let base = if config.model == "tiny" { base.stored_as(config.base_dtype, &device.device)? } else { base };
+    let base = if config.model == "tiny" { base.stored_as(config.dtypes(Place::of(&device.device)), &device.device)? } else { base };
     let mut tuning = Finetune::new(config, base, data, template, &device.device, run.dir().clone())?;
     prove(&tuning.model(), tuning.shape(), tuning.config().precision, &device).inspect_err(|_| unfit())?;
     say(&format!("template: {}", tuning.template().name()));
@@ -143,7 +143,10 @@ pub(crate) fn data_paths(config: &SftConfig, resumed: bool) -> Result<Vec<PathBu
 pub(crate) fn open_base(config: &SftConfig, paths: &[PathBuf], device: &Device) -> Result<Base, Failure> {
     let mut base = match config.model.as_str() {
         "tiny" => Base::tiny(texts(config, paths)?.iter().map(String::as_str), config.seed, device)?,
-        model => Base::open_for(&locate(model, config.offline, &mut note)?, config.base_dtype, config.keeps_maps(), device)?,
+        model => {
+            let path = locate(model, config.offline, &mut note)?;
+            Base::open_for(&path, config.dtypes(Place::of(device)), config.keeps_maps(), device)?
+        }
     };
     if let Some(adapter) = &config.adapter {
         adopt_tokenizer(&mut base, Path::new(adapter))?;

@@ -16,7 +16,7 @@ use serde_json::Map;
 use crate::arch::Architecture;
 use crate::gguf_rope;
 use crate::hub::HubError;
-use crate::load::{LoadError, checked, load};
+use crate::load::{LoadError, checked, load_for};
 use crate::model::rope::Rotation;
 use crate::model::weight::Weight;
 use crate::model::{CausalLm, ConfigError, ModelConfig};
@@ -133,18 +133,20 @@ impl Base {
     /// # Errors
     /// See [`BaseError`].
     pub fn open_as(path: &Path, dtype: BaseDtype, device: &Device) -> Result<Self, BaseError> {
-        Self::open_for(path, dtype, false, device)
+        Self::open_for(path, [dtype; 2], false, device)
     }
 
-    /// The same where all linear maps are `frozen`, or not: with [`BaseDtype::Auto`] those may be kept in the blocks that a GGUF has them in (on the
-    /// processor, whose products read them), or as bf16s two to a word (on a device that has no such type).
+    /// The same with layers, and embedding and head, as these two say, where all linear maps are `frozen`, or not: with [`BaseDtype::Auto`] those may be
+    /// kept in the blocks that a GGUF has them in (on the processor, whose products read them), or as bf16s two to a word (on a device that has no such
+    /// type).
     ///
     /// # Errors
     /// See [`BaseError`].
-    pub fn open_for(path: &Path, dtype: BaseDtype, frozen: bool, device: &Device) -> Result<Self, BaseError> {
+    pub fn open_for(path: &Path, [dtype, rows]: [BaseDtype; 2], frozen: bool, device: &Device) -> Result<Self, BaseError> {
         let as_in_file = dtype == BaseDtype::Auto && frozen && path.is_file() && reads_bf16(device);
         let dtype = if as_in_file { BaseDtype::Gguf } else { dtype };
         on_device(dtype, device)?;
+        on_device(rows, device)?;
         if dtype == BaseDtype::Gguf && path.is_dir() {
             return Err(BaseError::NoBlocks(path.to_owned()));
         }
@@ -153,7 +155,7 @@ impl Base {
         if let (BaseDtype::Gguf, Stored::Gguf(file)) = (dtype, &files) {
             keep_blocks(&mut model, file, &config, device).map_err(misfit)?;
         }
-        let model = load(model, dtype, frozen, |name| files.tensor(name, &config)).map_err(misfit)?;
+        let model = load_for(model, [dtype, rows], frozen, |name| files.tensor(name, &config)).map_err(misfit)?;
         Ok(Self { model, config, tokenizer, added })
     }
 
@@ -226,12 +228,13 @@ impl Base {
         }
     }
 
-    /// A small model that is in memory, with its matrices stored otherwise.
+    /// A small model that is in memory, with its matrices stored otherwise: layers, and embedding and head.
     ///
     /// # Errors
     /// See [`BaseError`].
-    pub fn stored_as(mut self, dtype: BaseDtype, device: &Device) -> Result<Self, BaseError> {
+    pub fn stored_as(mut self, [dtype, rows]: [BaseDtype; 2], device: &Device) -> Result<Self, BaseError> {
         on_device(dtype, device)?;
+        on_device(rows, device)?;
         let (path, mut values, mut failed) = (PathBuf::from("tiny"), BTreeMap::new(), None);
         match dtype {
             BaseDtype::Auto => return Ok(self),
@@ -245,7 +248,7 @@ impl Base {
         if let Some(error) = failed {
             return Err(error.into());
         }
-        let model = load(CausalLm::new(&self.config, device), dtype, true, |name| Ok(values.remove(name)));
+        let model = load_for(CausalLm::new(&self.config, device), [dtype, rows], true, |name| Ok(values.remove(name)));
         self.model = model.map_err(|source| BaseError::Load { path, source })?;
         Ok(self)
     }

@@ -20,7 +20,7 @@ use crate::checkpointing::Checkpointing;
 use crate::checks::adapter_fits;
 use crate::config::SftConfig;
 use crate::fit::Question;
-use crate::load::load;
+use crate::load::load_for;
 use crate::memory::Place;
 use crate::model::{CausalLm, ModelConfig};
 use crate::precision::RunPrecision;
@@ -214,8 +214,7 @@ impl Benchmark {
     /// A made-up model of this shape, with its adapters.
     fn adapted(&self, shape: &ModelConfig, config: &SftConfig, device: &Device) -> Result<CausalLm, FinetuneError> {
         let lora = config.lora();
-        let model = made_up(shape, self.precision, self.base_dtype, device);
-        let model = if config.rows_in_f16(Place::of(device)) { model.with_rows_in_f16() } else { model };
+        let model = made_up(shape, self.precision, config.dtypes(Place::of(device)), device);
         adapter_fits(&lora, &model)?;
         Ok(lora.apply(model, 0)?)
     }
@@ -283,7 +282,7 @@ impl Benchmark {
 }
 
 /// Weights of the size that published models start from, drawn on all threads.
-fn made_up(config: &ModelConfig, precision: RunPrecision, base_dtype: BaseDtype, device: &Device) -> CausalLm {
+fn made_up(config: &ModelConfig, precision: RunPrecision, dtypes: [BaseDtype; 2], device: &Device) -> CausalLm {
     let model = CausalLm::new(config, device);
     let mut shapes = BTreeMap::new();
     visit(&model, &mut |name, shape, _| drop(shapes.insert(name.to_owned(), shape.to_vec())));
@@ -301,7 +300,7 @@ fn made_up(config: &ModelConfig, precision: RunPrecision, base_dtype: BaseDtype,
         let count: usize = shape.iter().product();
         Some((shape, (0..count as u64).into_par_iter().map(value).collect()))
     };
-    match load(model, base_dtype, true, |name| Ok(drawn(name))) {
+    match load_for(model, dtypes, true, |name| Ok(drawn(name))) {
         Ok(model) => model,
         Err(error) => unreachable!("the shapes are the model's own: {error}"),
     }

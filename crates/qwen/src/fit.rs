@@ -1,6 +1,7 @@
 //! Whether a run fits the memory there is, and with which settings it would.
 
 use bellows_exit::{Coded, Exit};
+pub use bellows_kernels::cube::largest_allocation;
 use bellows_learner::memory::TooLarge;
 
 use crate::adapter::{AdapterError, EMBEDDING, HEAD};
@@ -24,6 +25,11 @@ pub enum FitError {
     /// More than the setting allows.
     #[error(transparent)]
     TooLarge(#[from] TooLarge),
+    /// A tensor that the device has no room for in one piece, in GB, and what it allocates at a time.
+    #[error(
+        "a tensor of this model takes {0:.2} GB, and the device allocates {1:.2} GB at a time at most: embedding and head that nothing trains take half as much with --precision fp16"
+    )]
+    Tensor(f64, f64),
     /// The adapter.
     #[error(transparent)]
     Adapter(#[from] AdapterError),
@@ -104,6 +110,15 @@ impl Question<'_> {
         }
     }
 
+    /// Whether each tensor of the model fits into the `most` bytes that the device allocates at a time, where that is known.
+    ///
+    /// # Errors
+    /// One that does not; settings of an adapter that cannot be met.
+    pub fn allocates(&self, most: Option<u64>) -> Result<(), FitError> {
+        let (largest, most) = (self.footprint()?.largest, most.map_or(f64::INFINITY, |most| most as f64));
+        if largest > most { Err(FitError::Tensor(largest / 1e9, most / 1e9)) } else { Ok(()) }
+    }
+
     /// Flags with which the run would fit into `bytes`, those first that change no number: layers run again and smaller batches, then a base in fewer
     /// bits, then shorter rows. `None` if none would do.
     ///
@@ -164,11 +179,13 @@ impl SftConfig {
         Self { base_dtype: self.precision.base_dtype(self.base_dtype, &self.model, place), ..self }
     }
 
-    /// Whether embedding and head beside a base in blocks are held in f16: frozen, on a card whose products would round them to it each time.
-    pub fn rows_in_f16(&self, place: Place) -> bool {
+    /// How the layers of the base are stored there, and how embedding and head are: beside blocks in f16 if they are frozen, on a card whose products would
+    /// round them to it each time.
+    pub fn dtypes(&self, place: Place) -> [BaseDtype; 2] {
         let rounded = place == Place::Card && self.precision.is_f16() && matches!(self.base_dtype, BaseDtype::Int8 | BaseDtype::Nf4);
         let lora = self.lora();
-        rounded && ![EMBEDDING, HEAD].iter().any(|rows| lora.trains(rows))
+        let in_f16 = rounded && ![EMBEDDING, HEAD].iter().any(|rows| lora.trains(rows));
+        [self.base_dtype, if in_f16 { BaseDtype::F16 } else { self.base_dtype }]
     }
 
     /// Whether nothing of a linear map of the base is trained, so that it may be kept in any form.
@@ -185,8 +202,10 @@ mod tests {
     use crate::base::Base;
     use crate::bench::Size;
     use crate::model::CausalLm;
+    use crate::model::weight::Weight;
     use crate::precision::RunPrecision;
     use burn::tensor::{DType, Device};
+    use half::f16;
 
     fn question(model: &ModelConfig, config: SftConfig) -> Question<'_> {
         Question { model, config, storage: Storage::Half, place: Place::Processor, seq: 2048 }
@@ -242,21 +261,42 @@ mod tests {
     }
 
     #[test]
+    fn a_tensor_larger_than_any_buffer_is_refused() {
+        let shape = ModelConfig { hidden_size: 3584, vocab_size: 152_064, ..Size::named("1.5B").unwrap().shape() };
+        let allocates = |storage, config, most| Question { storage, place: Place::Card, ..question(&shape, config) }.allocates(most);
+        let fp16 = || SftConfig { precision: RunPrecision::Fp16, ..SftConfig::default() };
+        let vulkan = Some((1 << 31) - 1);
+        let refused = allocates(Storage::F32, fp16(), vulkan).unwrap_err();
+        assert_eq!(refused.exit(), Exit::Usage);
+        assert!(refused.to_string().contains("takes 2.18 GB, and the device allocates 2.15 GB"), "{refused}");
+        allocates(Storage::F32, fp16(), None).unwrap();
+        allocates(Storage::F32, fp16(), Some(1 << 32)).unwrap();
+        allocates(Storage::Half, fp16(), vulkan).unwrap();
+        allocates(Storage::Nf4, SftConfig { base_dtype: BaseDtype::Nf4, ..fp16() }, vulkan).unwrap();
+        let too_large = |storage, config| matches!(allocates(storage, config, vulkan), Err(FitError::Tensor(..)));
+        assert!(too_large(Storage::Nf4, SftConfig::default()), "rows beside blocks are f32 there");
+        let trained = SftConfig { modules_to_save: vec!["embed_tokens".into()], ..fp16() };
+        assert!(too_large(Storage::Half, trained), "trained in f32");
+    }
+
+    #[test]
     fn rows_beside_blocks_are_f16_where_products_round_them() {
         let config = |precision, base_dtype| SftConfig { precision, base_dtype, ..SftConfig::default() };
         let nf4 = config(RunPrecision::Fp16, BaseDtype::Nf4);
-        assert!(nf4.rows_in_f16(Place::Card) && config(RunPrecision::Fp16Pure, BaseDtype::Int8).rows_in_f16(Place::Card));
-        assert!(!nf4.rows_in_f16(Place::Processor), "bf16 there");
-        assert!(!config(RunPrecision::F32, BaseDtype::Nf4).rows_in_f16(Place::Card));
-        let saved = SftConfig { modules_to_save: vec!["embed_tokens".into()], ..nf4 };
-        assert!(!saved.rows_in_f16(Place::Card), "trained in f32");
+        assert_eq!(nf4.dtypes(Place::Card), [BaseDtype::Nf4, BaseDtype::F16]);
+        assert_eq!(config(RunPrecision::Fp16Pure, BaseDtype::Int8).dtypes(Place::Card), [BaseDtype::Int8, BaseDtype::F16]);
+        assert_eq!(nf4.dtypes(Place::Processor), [BaseDtype::Nf4; 2], "bf16 there");
+        assert_eq!(config(RunPrecision::F32, BaseDtype::Nf4).dtypes(Place::Card), [BaseDtype::Nf4; 2]);
+        let saved = SftConfig { modules_to_save: vec!["embed_tokens".into()], ..nf4.clone() };
+        assert_eq!(saved.dtypes(Place::Card), [BaseDtype::Nf4; 2], "trained in f32");
 
-        let base = Base::tiny(["a text"], 0, &Device::flex()).unwrap().model;
-        let rounded = base.clone().with_rows_in_f16();
+        let base = || Base::tiny(["a text"], 0, &Device::flex()).unwrap();
+        let rounded = base().stored_as(nf4.dtypes(Place::Card), &Device::flex()).unwrap().model;
+        assert!(rounded.linears().all(|(_, linear)| matches!(linear.weight, Weight::Blocks(_))));
         let rows = |model: &CausalLm| model.head().val().cast(DType::F32).try_into_vec_as::<f32>().unwrap();
         assert_eq!(rounded.head().val().dtype(), DType::F16);
-        let near = rows(&rounded).iter().zip(rows(&base)).all(|(f16, f32)| (f16 - f32).abs() <= f32.abs() / 2048.0 + 6e-8);
-        assert!(near && rows(&rounded) != rows(&base));
+        let wanted = rows(&base().model).into_iter().map(|value| f16::from_f32(value).to_f32());
+        assert!(rows(&rounded).into_iter().eq(wanted) && rows(&rounded) != rows(&base().model));
     }
 
     #[test]

@@ -4,6 +4,7 @@ use bellows_weights::WeightsError;
 use burn::module::Param;
 use burn::tensor::Tensor;
 
+use crate::adapter::{EMBEDDING, HEAD};
 use crate::model::CausalLm;
 use crate::model::weight::Weight;
 use crate::named::{Change, map};
@@ -50,11 +51,22 @@ pub type HostTensor = (Vec<usize>, Vec<f32>);
 /// # Errors
 /// A tensor that is missing, has another shape, or is not finite.
 pub fn load(
-    mut model: CausalLm,
+    model: CausalLm,
     dtype: BaseDtype,
+    frozen: bool,
+    read: impl FnMut(&str) -> Result<Option<HostTensor>, WeightsError>,
+) -> Result<CausalLm, LoadError> {
+    load_for(model, [dtype; 2], frozen, read)
+}
+
+/// The same with layers, and embedding and head, stored as these two say.
+pub(crate) fn load_for(
+    mut model: CausalLm,
+    dtypes: [BaseDtype; 2],
     frozen: bool,
     mut read: impl FnMut(&str) -> Result<Option<HostTensor>, WeightsError>,
 ) -> Result<CausalLm, LoadError> {
+    let [dtype, _] = dtypes;
     let mut need = |name: &str| -> Result<HostTensor, LoadError> { read(name)?.ok_or_else(|| LoadError::Missing(name.into())) };
     for (name, linear) in model.linears_mut() {
         let (name, shape, device) = (format!("{name}.weight"), linear.weight.dims(), linear.weight.device());
@@ -66,7 +78,7 @@ pub fn load(
         }
         linear.weight = Weight::Blocks(encode(&values, shape, &device));
     }
-    fill(model, Some(dtype), &mut |name| need(name).map(Some))
+    fill(model, Some(dtypes), &mut |name| need(name).map(Some))
 }
 
 /// The values of a tensor that has the shape it should have, and numbers in it.
@@ -93,10 +105,10 @@ pub fn replace(model: CausalLm, mut read: impl FnMut(&str) -> Option<HostTensor>
 
 type Read<'a> = &'a mut dyn FnMut(&str) -> Result<Option<HostTensor>, LoadError>;
 
-/// `dtype` is that of a base, whose adapters are passed over; without one everything is f32.
-fn fill(model: CausalLm, dtype: Option<BaseDtype>, read: Read<'_>) -> Result<CausalLm, LoadError> {
+/// `dtypes` are those of a base, whose adapters are passed over; without them everything is f32.
+fn fill(model: CausalLm, dtypes: Option<[BaseDtype; 2]>, read: Read<'_>) -> Result<CausalLm, LoadError> {
     struct Fill<'a> {
-        dtype: Option<BaseDtype>,
+        dtypes: Option<[BaseDtype; 2]>,
         read: Read<'a>,
         error: Option<LoadError>,
     }
@@ -105,13 +117,14 @@ fn fill(model: CausalLm, dtype: Option<BaseDtype>, read: Read<'_>) -> Result<Cau
             let (shape, device) = (param.lazy_shape().dims::<D>(), param.lazy_device());
             let Some(tensor) = (self.read)(name)? else { return Ok(None) };
             let values = checked(name, tensor, &shape)?;
-            let tensor = self.dtype.unwrap_or(BaseDtype::F32).tensor(values, shape, &device);
+            let of_base = |[layers, rows]: [BaseDtype; 2]| if [EMBEDDING, HEAD].contains(&name) { rows } else { layers };
+            let tensor = self.dtypes.map_or(BaseDtype::F32, of_base).tensor(values, shape, &device);
             tensor.map(Some).map_err(|_| LoadError::Range(name.into()))
         }
     }
     impl Change for Fill<'_> {
         fn change<const D: usize>(&mut self, name: &str, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-            if self.error.is_some() || (name.contains(".lora.") && self.dtype.is_some()) {
+            if self.error.is_some() || (name.contains(".lora.") && self.dtypes.is_some()) {
                 return param;
             }
             match self.tensor(name, &param) {
@@ -127,7 +140,7 @@ fn fill(model: CausalLm, dtype: Option<BaseDtype>, read: Read<'_>) -> Result<Cau
             }
         }
     }
-    let mut fill = Fill { dtype, read, error: None };
+    let mut fill = Fill { dtypes, read, error: None };
     let model = map(model, &mut fill);
     match fill.error {
         Some(error) => Err(error),

@@ -88,6 +88,8 @@ pub struct Footprint {
     trained: f64,
     /// What a card holds for a moment of a weight that its products (Burn's or ours) do not read as it is stored; the processor's read all.
     dense: f64,
+    /// Bytes of the largest tensor: embedding or head as it is held, or what products read in place of it or of a map.
+    pub(crate) largest: f64,
     loading: f64,
     merged: f64,
     place: Place,
@@ -139,7 +141,7 @@ impl Footprint {
         let saved = embeddings.iter().filter(|name| full || lora.trains(name)).count();
         let in_f16 = matches!(config.precision(), Precision::F16 | Precision::PureF16);
         let in_rows = match storage {
-            // `SftConfig::rows_in_f16`
+            // `SftConfig::dtypes`
             Storage::Int8 | Storage::Nf4 if in_f16 && place == Place::Card && saved == 0 => Storage::Half,
             _ => storage.of_embedding(place),
         };
@@ -166,6 +168,7 @@ impl Footprint {
                 adapters as f64 + of_whole + saved as f64 * rows,
             ),
         };
+        let dense = largest(storage, (h * i) as f64).max(largest(in_rows, rows));
         Ok(Self {
             maps,
             ranks,
@@ -186,7 +189,8 @@ impl Footprint {
             },
             weights,
             trained,
-            dense: largest(storage, (h * i) as f64).max(largest(in_rows, rows)),
+            dense,
+            largest: dense.max(if saved > 0 { F32 * rows } else { embedding }),
             // A tensor is read as f32 before it is stored. The largest is the embedding, which comes before maps that are in no blocks.
             loading: program(model.vocab_size)
                 + embedding

@@ -91,8 +91,8 @@ impl BaseDtype {
         if dtype == DType::F16 && values.par_iter().any(|v| v.abs() > F16_MAX) {
             return Err(OutOfRange);
         }
-        let tensor = Tensor::<D>::from_data(TensorData::new(values, shape), (device, DType::F32));
-        Ok(if dtype == DType::F32 { tensor } else { tensor.cast(dtype) })
+        // Rounded here: on its way to a card an embedding in f32 may be larger than any buffer there.
+        Ok(Tensor::from_data(TensorData::new(values, shape), (device, dtype)))
     }
 }
 

@@ -23,7 +23,6 @@ use crate::export::{ExportError, write_transformers};
 use crate::grow::grow_adapter;
 use crate::hashes::{FNV, fnv};
 use crate::load;
-use crate::memory::Place;
 use crate::model::{CausalLm, ModelConfig};
 use crate::peft::{self, PeftError};
 use crate::precision::{RunPrecision, in_f16};
@@ -148,7 +147,6 @@ impl Finetune {
         header.extend(data.summary(config.objective));
         let (base, mut brought) = (norms(&model), FNV);
         let (config, mut lora) = with_adapter(config)?;
-        let model = if config.rows_in_f16(Place::of(device)) { model.with_rows_in_f16() } else { model };
         if !fresh.is_empty() && config.method == Method::Lora && model.lm_head.is_some() && !lora.trains(HEAD) {
             let reason = "new_tokens: this model has a lm_head of its own, whose new rows must be trained: modules_to_save lm_head too";
             return Err(AdapterError::Setting(reason.into()).into());

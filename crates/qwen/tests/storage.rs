@@ -34,7 +34,7 @@ const LENGTHS: [usize; 5] = [5, 9, 13, 7, 20];
 
 fn stored(dtype: BaseDtype) -> CausalLm {
     let base = Base { model: model(), config: shape(), tokenizer: tokenizer(), added: 0 };
-    base.stored_as(dtype, &Device::flex()).unwrap().model
+    base.stored_as([dtype; 2], &Device::flex()).unwrap().model
 }
 
 /// The same values, every one of them in f32.
@@ -133,7 +133,7 @@ fn a_ggufs_own_blocks_are_the_values_they_stand_for() {
         assert_eq!(in_blocks(&blocks) > 0, preset != Preset::F16);
         assert!(logits(&blocks, &shape) == logits(&values, &shape), "{}", preset.name());
         // Where nothing of the maps is trained, a file's own blocks are what `auto` keeps.
-        let kept = Base::open_for(&file, BaseDtype::Auto, true, &device).unwrap().model;
+        let kept = Base::open_for(&file, [BaseDtype::Auto; 2], true, &device).unwrap().model;
         assert!(in_blocks(&kept) == in_blocks(&blocks) && logits(&kept, &shape) == logits(&values, &shape));
         let in_f16 = values.model.embed_tokens.weight.val().dtype() == DType::F16;
         assert_eq!(in_f16, preset == Preset::F16, "{}: f16 stays f16, and what blocks stand for is in no 16 bits", preset.name());
@@ -163,9 +163,9 @@ fn what_is_trained_is_in_no_blocks() {
     let mut large = model();
     large.model.embed_tokens.weight = large.model.embed_tokens.weight.clone().map(|w| w.mul_scalar(1e6));
     let base = || Base { model: large.clone(), config: shape(), tokenizer: tokenizer(), added: 0 };
-    let error = base().stored_as(BaseDtype::F16, &Device::flex()).err().unwrap().to_string();
+    let error = base().stored_as([BaseDtype::F16; 2], &Device::flex()).err().unwrap().to_string();
     assert!(error.contains("embed_tokens") && error.contains("65504"), "{error}");
-    assert!(base().stored_as(BaseDtype::Bf16, &Device::flex()).is_ok());
+    assert!(base().stored_as([BaseDtype::Bf16; 2], &Device::flex()).is_ok());
 }
 
 /// Set in the child of [`the_head_takes_no_more_than_a_block_of_logits`].

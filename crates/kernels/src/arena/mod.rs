@@ -24,8 +24,8 @@ pub struct Places {
     pub all: Vec<(usize, usize)>,
 }
 
-/// Every device can bind memory from a multiple of so many values on (256 bytes: WebGPU's `minStorageBufferOffsetAlignment`).
-const ALIGNMENT: usize = 64;
+/// CubeCL binds memory from a multiple of so many values on, whatever the device (512 bytes, CUDA's; WebGPU's `minStorageBufferOffsetAlignment` is 256).
+const ALIGNMENT: usize = 128;
 
 impl Places {
     /// Of tensors of these lengths, one after the other. Each begins where memory can be bound.

@@ -10,14 +10,16 @@ use super::trace::note;
 /// Most tensors to a launch: with the result and the launch's numbers what a device of no great age binds.
 const MOST: usize = 14;
 
-/// Columns `first .. first + width` of `out`, rows of `stride`, from parts that begin at the columns `starts`; zero where no part is.
+/// Columns `first .. first + width` of `out`, rows of `stride`, from parts with rows of `lens` that begin at the columns `starts`; zero where no part is. (Memory
+/// may be longer than its tensor, and a slice of it is as long as memory.)
 ///
 /// # Safety
-/// No index is checked: `out` must have the last of these columns in its last row. Parts are read no further than they are long.
+/// No index is checked: `out` must have the last of these columns in its last row, and each part as many rows of its own.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn join_kernel<E: Float>(
     parts: &Sequence<OwnedTensor<E>>,
     starts: &Sequence<usize>,
+    lens: &Sequence<usize>,
     out: &mut Tensor<E>,
     first: usize,
     width: usize,
@@ -36,7 +38,7 @@ fn join_kernel<E: Float>(
     for p in 0..comptime![parts.len()] {
         let part = parts.index(p).as_slice();
         let start = *starts.index(p);
-        let len = part.len() / rows;
+        let len = *lens.index(p);
         if column >= start && column < start + len {
             value = part[row * len + column - start];
         }
@@ -53,10 +55,14 @@ pub(crate) fn most(like: &CubeTensor) -> usize {
 #[expect(unsafe_code, reason = "see SAFETY")]
 pub(crate) fn join(parts: &[CubeTensor], starts: &[usize], out: &CubeTensor, [first, end]: [usize; 2], stride: usize) {
     let rows = out.meta.shape().num_elements() / stride;
+    let lens = parts.iter().map(|part| part.meta.shape().num_elements() / rows);
     let address = parts.iter().map(CubeTensor::required_address_type).max().unwrap_or_default();
     check_reach("join_kernel", [out], [rows.saturating_sub(1) * stride + end], [out.dtype]);
+    for (part, len) in parts.iter().zip(lens.clone()) {
+        check_reach("join_kernel", [part], [rows * len], [out.dtype]);
+    }
     note("join_kernel", parts.iter().chain([out]), 0);
-    // SAFETY: `check_reach` has found the last number that is written.
+    // SAFETY: `check_reach` has found the last number that is written, and the last of each part.
     unsafe {
         join_kernel::launch_unchecked(
             &out.client,
@@ -65,6 +71,7 @@ pub(crate) fn join(parts: &[CubeTensor], starts: &[usize], out: &CubeTensor, [fi
             address.max(address_type([out])),
             parts.iter().map(|part| part.clone().into_tensor_arg()).collect(),
             starts.iter().copied().collect(),
+            lens.collect(),
             out.clone().into_tensor_arg(),
             first,
             end - first,

@@ -52,7 +52,7 @@ pub use conv::{Pass, class_of};
 use launch::{covers_images, is_image_type};
 pub use roofline::Rates;
 pub use shared::{distrust_shared_memory, shared_memory_works};
-pub use shortage::out_of_memory;
+pub use shortage::{largest_allocation, out_of_memory};
 pub use sizes::{Class, Maker, Size, set_maker, set_tuned};
 use std::sync::Once;
 pub use trace::{Alike, Counted, Done, Launches, Work, launches, most_at_launches};

@@ -1,4 +1,7 @@
-//! What CubeCL, and wgpu and the drivers below it, call memory that ran out.
+//! What CubeCL, and wgpu and the drivers below it, call memory that ran out, and how much of it is had at a time.
+
+use burn::backend::DispatchDevice;
+use burn::tensor::Device;
 
 /// In lower case, `_` and `-` taken for spaces.
 const WORDS: [&str; 6] = [
@@ -20,4 +23,11 @@ const WORDS: [&str; 6] = [
 pub fn out_of_memory(text: &str) -> bool {
     let plain = text.to_lowercase().replace(['_', '-'], " ");
     WORDS.iter().any(|words| plain.contains(words))
+}
+
+/// The most bytes that such a device allocates at a time; `None` of the processor. Asks the driver.
+pub fn largest_allocation(device: &Device) -> Option<u64> {
+    let device = device.clone().without_autodiff();
+    let DispatchDevice::Cube(device) = device.as_dispatch() else { return None };
+    Some(device.client().properties().memory.max_page_size)
 }

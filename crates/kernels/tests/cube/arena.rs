@@ -5,7 +5,7 @@ use crate::support::{cube, numbers, on_each_device, pattern};
 use bellows_kernels::Places;
 use bellows_kernels::arena::ArenaOps;
 use bellows_kernels::planes::Parts;
-use burn::tensor::TensorData;
+use burn::tensor::{Shape, TensorData};
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
 
@@ -43,16 +43,32 @@ fn tensors_come_back_from_their_places() {
     }
 }
 
+/// A tensor in longer memory, as CUDA and ROCm give to one of a single axis: what lies behind it is not put into the gap.
+#[test]
+fn memory_behind_a_tensor_is_not_copied() {
+    if !on_each_device("arena::memory_behind_a_tensor_is_not_copied") {
+        return;
+    }
+    let mut values = pattern(0, 10);
+    values.resize(64, f32::NAN);
+    let longer = cube(TensorData::new(values, [64]));
+    let mut tensors = parts(&[10, 3]);
+    tensors[0] = CubeTensor::new_contiguous(longer.client, longer.device, Shape::new([10]), longer.handle, longer.dtype);
+    let places = Places::of([10, 3]);
+    let gap = vec![0.0; places.all[1].0 - 10];
+    assert_eq!(numbers(CubeBackend::arena(Parts(tensors), places)), [pattern(0, 10), gap, pattern(1, 3)].concat());
+}
+
 /// Views that lie elsewhere are put together anew.
 #[test]
 fn views_in_another_order_are_copied() {
     if !on_each_device("arena::views_in_another_order_are_copied") {
         return;
     }
-    let places = Places::of([64, 64]);
-    let whole = CubeBackend::arena(Parts(parts(&[64, 64])), places.clone());
+    let places = Places::of([128, 128]);
+    let whole = CubeBackend::arena(Parts(parts(&[128, 128])), places.clone());
     let mut views = CubeBackend::arena_parts(whole, places.clone()).0;
     views.reverse();
     let swapped = numbers(CubeBackend::arena(Parts(views), places));
-    assert_eq!(swapped, [pattern(1, 64), pattern(0, 64)].concat());
+    assert_eq!(swapped, [pattern(1, 128), pattern(0, 128)].concat());
 }

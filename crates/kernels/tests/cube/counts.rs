@@ -1,8 +1,9 @@
 //! What `--count` says of kernels that write a tensor in the place of one that they read: its bytes are there, whether it takes that place or not; and of launches
 //! of one name, which are not alike.
 
-use crate::support::{Case, case, cube, data, device, on_each_device};
+use crate::support::{Case, case, cube, data, device, numbers, on_each_device, on_swiftshader};
 use crate::update::{ADAM, SGD};
+use bellows_kernels::ConvConfig;
 use bellows_kernels::cube::Counted;
 use bellows_kernels::decoder::DecoderOps;
 use bellows_kernels::dropout::DropoutOps;
@@ -90,4 +91,21 @@ fn launches_of_one_name_are_kept_apart() {
     assert_eq!(times(&all), [(of_flat, 2), (of_deep, 1)]);
     assert_eq!(all.known().iter().map(|(bytes, _)| bytes).sum::<u64>(), all.work.values().map(|done| done.bytes).sum::<u64>());
     assert_eq!(times(&all.more_than(&counted(&[&flat]))), [(of_flat, 1), (of_deep, 1)]);
+}
+
+/// Two launches, for a grid has no 65,536 groups; each tensor is moved once all the same.
+#[test]
+fn a_product_of_several_grids_moves_its_tensors_once() {
+    if !on_swiftshader("counts::a_product_of_several_grids_moves_its_tensors_once") {
+        return;
+    }
+    let groups = 1 << 16;
+    let of_one = case([1, groups, 1, 1], groups, 1, 1, 0);
+    let case = Case { config: ConvConfig { groups, ..of_one.config }, ..of_one };
+    let (x, w) = (cube(case.x()), cube(case.w()));
+    let (y, counted) = Counted::of(|| CubeBackend::conv_forward(x.clone(), w.clone(), None.into(), case.config));
+    let done = counted.work["convolution, forward"];
+    assert_eq!((done.launches, done.bytes, done.flops), (2, 4 * 3 * groups as u64, 2 * groups as u64));
+    let wanted: Vec<f32> = numbers(x).into_iter().zip(numbers(w)).map(|(x, w)| x * w).collect();
+    assert!(numbers(y) == wanted);
 }

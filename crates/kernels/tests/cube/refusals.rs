@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use bellows_kernels::arena::ArenaOps;
 use bellows_kernels::attention::AttentionOps;
-use bellows_kernels::cube::shared_memory_works;
+use bellows_kernels::cube::{largest_allocation, shared_memory_works};
 use bellows_kernels::decoder::DecoderOps;
 use bellows_kernels::logits::LogitOps;
 use bellows_kernels::operands::{Maybe, NormChannels};
@@ -188,7 +188,7 @@ fn updates(device: &Device) {
     let places = Places::of([3, 4]);
     refused(|| arena(vec![c(3)], &places), "tensors for so many places");
     refused(|| arena(vec![c(3), c(5)], &places), "a part is [5] and not [4]");
-    refused(|| arena_parts(c(9), &places), "the arena is [9] and not [68]");
+    refused(|| arena_parts(c(9), &places), "the arena is [9] and not [132]");
 }
 
 fn everything(device: &Device) {
@@ -201,6 +201,7 @@ fn everything(device: &Device) {
 fn on_the_processor() {
     for device in [Device::flex(), Device::flex().autodiff()] {
         everything(&device);
+        assert_eq!(largest_allocation(&device), None);
     }
 }
 
@@ -213,6 +214,7 @@ fn on_a_device() {
     let vulkan = Device::vulkan(DeviceKind::Cpu);
     for device in [vulkan.clone(), vulkan.autodiff()] {
         assert_ours(&trace(|| everything(&device)), &[]);
+        assert!(largest_allocation(&device).is_some_and(|most| most >= 128 << 20), "WebGPU's least");
     }
 }
 
@@ -254,7 +256,7 @@ fn on_the_way_to_a_kernel() {
         }
         let sgd = Sgd { lr: 0.1, momentum: 0.9, decay: 0.0 };
         refused(|| CubeBackend::sgd_step(made([9]), made([10]), made([10]), sgd), "tensor 0 has 9 numbers, and 10 are asked for");
-        refused(|| CubeBackend::arena_parts(made([9]), Places::of([3, 4000])), "numbers 64..4064 of ");
+        refused(|| CubeBackend::arena_parts(made([9]), Places::of([3, 4000])), "numbers 128..4128 of ");
     };
     assert_ours(&trace(refusals), &[]);
 }

@@ -45,12 +45,6 @@ pub struct Embedding {
     pub weight: Param<Tensor<2>>,
 }
 
-impl Embedding {
-    fn in_f16(self) -> Self {
-        Self { weight: self.weight.map(|rows| rows.cast(DType::F16)) }
-    }
-}
-
 impl CausalLm {
     /// The architecture with every parameter zero and frozen.
     pub fn new(config: &ModelConfig, device: &Device) -> Self {
@@ -71,14 +65,6 @@ impl CausalLm {
         let rows = self.model.embed_tokens.weight.val().select(0, ids.reshape([b * s])).cast(DType::F32);
         let h = rows.dims()[1];
         rows.reshape([b, s, h])
-    }
-
-    /// With embedding and head in f16.
-    #[must_use]
-    pub fn with_rows_in_f16(mut self) -> Self {
-        self.model.embed_tokens = self.model.embed_tokens.in_f16();
-        self.lm_head = self.lm_head.map(Embedding::in_f16);
-        self
     }
 
     /// The head's weight, `[V, h]`.

@@ -235,7 +235,7 @@ pub fn validate(model: &Fused, set: &ValSet, config: &TrainConfig, context: &mut
             let feats = model.forward(images);
             let decoded = host(model.decode(&feats))?;
             lap(1);
-            let losses = host(loss.forward(&feats, &targets(&batch)).items)?.try_into().ok();
+            let losses = host(loss.forward(&feats, &targets(&batch))?.items)?.try_into().ok();
             lap(2);
             let [count, _, height, width] = batch.shape;
             let per_image = decoded.len() / count;

@@ -228,7 +228,8 @@ pub trait Task: Send + Sync {
         Vec::new()
     }
 
-    /// Forward pass and loss of one batch, on the model's device.
+    /// Forward pass and loss of one batch, on the model's device. That something cannot be read in the middle of it is told by a panic with a
+    /// [`LearnError`](crate::LearnError), which ends the step as that error does.
     fn loss(&self, model: &Self::Model, batch: &Self::Batch, draw: Draw, device: &Device) -> StepOutput<Self::Output>;
 
     /// The same with the gradients, in the order of `layout`'s entries; the loss that is returned is off the graph. A task whose graph would

@@ -1,6 +1,7 @@
 //! YOLOv8 as the Learner sees it: batches of augmented images, the detection loss, mAP.
 
 use std::collections::HashSet;
+use std::panic::panic_any;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
@@ -240,6 +241,7 @@ impl Task for DetectionTask {
         let images = if self.config.half() { images.cast(FloatDType::F16) } else { images };
         let feats = model.forward(images);
         let loss = detection_loss(&self.config, model.nc()).forward(&feats, &targets(batch));
+        let loss = loss.unwrap_or_else(|error| panic_any(error));
         StepOutput { loss: loss.total, items: loss.items, count: loss.objects, output: () }
     }
 

@@ -235,7 +235,7 @@ pub fn validate(model: &Fused, set: &ValSet, config: &TrainConfig, context: &mut
             let feats = model.forward(images);
             let decoded = host(model.decode(&feats))?;
             lap(1);
-            let losses = host(loss.forward(&feats, &targets(&batch)).items)?.try_into().ok();
+            let losses = host(loss.forward(&feats, &targets(&batch))?.items)?.try_into().ok();
             lap(2);
             let [count, _, height, width] = batch.shape;
             let per_image = decoded.len() / count;
@@ -505,5 +505,23 @@ mod tests {
         };
         assert_eq!(by_size(1), [Some(1.0), Some(0.0)]);
         assert_eq!(by_size(0)[0], None, "of the first image nothing is said");
+    }
+
+    #[test]
+    fn an_object_at_an_edge_of_sizes_is_of_both() {
+        let of = |area: Option<f32>| {
+            let items = vec![Item::new(Frame::filled(1, 600, 500, 90), Vec::new(), "a".into())];
+            let size = Size { width: 600, height: 500 };
+            let areas = Areas(Areas::own(area, [32.0; 2]).map(|area| ([0, 0], area)).into_iter().collect());
+            let set = ValSet::with_sizes(Arc::new(InMemDataset::new(items)), vec![size]).with_areas(areas);
+            let config = TrainConfig::default();
+            let mut judge = Judge::new(1, &config, &set).unwrap();
+            // As it comes back from the network's pixels.
+            let truth = GroundTruth { class: 0, xyxy: [11.0, 13.0, 43.0001, 45.0] };
+            judge.image((0, "a"), &[Detection { xyxy: truth.xyxy, score: 0.9, class: 0 }], &[truth], &Letterbox::none(size));
+            let coco = judge.coco.metrics();
+            [coco.small50, coco.medium50, coco.large50]
+        };
+        assert_eq!([Some(1024.0), None].map(of), [[Some(1.0), Some(1.0), None]; 2]);
     }
 }

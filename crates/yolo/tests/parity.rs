@@ -119,7 +119,7 @@ fn check_case(case: &Case, plain: &Device) {
     let feats = model.forward(image(case.pixels(), case.shape(), &plain.clone().autodiff()));
     check_assignment(case, &assignment(&feats, &case.targets), get("fg"), get("gt"), get("score"));
 
-    let out = DetectionLoss::new(NC).forward(&feats, &case.targets);
+    let out = DetectionLoss::new(NC).forward(&feats, &case.targets).unwrap();
     let items = vec(out.items);
     let total = vec(out.total.clone())[0];
     println!("{} items {items:?} reference {:?}", case.name, get("items"));
@@ -139,7 +139,7 @@ fn check_case(case: &Case, plain: &Device) {
 /// Losses, and the errors of all gradients in their order, of a step on these images.
 fn step_errors(case: &Case, model: &Yolo, images: Tensor<4>) -> (Vec<f32>, Vec<(f64, String)>) {
     let golden = golden();
-    let out = DetectionLoss::new(NC).forward(&model.forward(images), &case.targets);
+    let out = DetectionLoss::new(NC).forward(&model.forward(images), &case.targets).unwrap();
     let items = vec(out.items);
     let grads = gradients(model, &out.total.backward());
     assert!(grads.len() == 183 && grads.values().flatten().all(|g| g.is_finite()));
@@ -391,7 +391,7 @@ fn train(mut model: Yolo, pixels: &[f32], shape: [usize; 4], targets: &[(u32, La
     let mut sgd = Sgd::default();
     let mut trace = vec![];
     for _ in 0..steps {
-        let out = loss.forward(&model.forward(image(pixels.to_vec(), shape, &device)), targets);
+        let out = loss.forward(&model.forward(image(pixels.to_vec(), shape, &device)), targets).unwrap();
         trace.extend(vec(out.items));
         model = sgd.step(model, &out.total.backward(), lr);
     }
@@ -445,7 +445,7 @@ fn reference_files() {
     }
     println!("foreground {} anchors identical, target scores {score_error:.2e}", own.iter().flatten().count());
     assert!(score_error <= 1e-5);
-    let out = DetectionLoss::new(nc).forward(&feats, &targets);
+    let out = DetectionLoss::new(nc).forward(&feats, &targets).unwrap();
     let error = worst_each(&vec(out.items), &train_ref["loss_items"].1);
     println!("loss items {error:.2e}");
     assert!(error <= 1e-5);

@@ -42,7 +42,7 @@ fn pass(images: &[usize]) -> Pass {
         let label = |xywh: &[f32]| Label { class: (i % NC) as u32, xywh: [xywh[0], xywh[1], xywh[2], xywh[3]] };
         drawn.chunks(4).map(|xywh| (place as u32, label(xywh))).collect::<Vec<_>>()
     });
-    let loss = DetectionLoss::new(NC).forward(&model.forward(x), &labels.collect::<Vec<_>>());
+    let loss = DetectionLoss::new(NC).forward(&model.forward(x), &labels.collect::<Vec<_>>()).unwrap();
     let gradients = gradients(&model, &loss.total.backward());
     let items = vec(loss.items).into_iter().map(f64::from).collect();
     Pass { items, gradients, after: to_tensors(&model.valid(), 0).unwrap() }

@@ -431,6 +431,7 @@ impl TrainConfig {
             (self.ranks == 0, "ranks must be at least 1".into()),
             (!(1..=16).contains(&self.frames), format!("frames {} is not between 1 and 16", self.frames)),
             (!(1..=64).contains(&self.frame_stride), format!("frame_stride {} is not between 1 and 64", self.frame_stride)),
+            (!(0.0..=0.001).contains(&self.perspective), format!("perspective {} is not between 0 and 0.001", self.perspective)),
             (self.background > 64, format!("background {} is more than 64 frames", self.background)),
             (self.tile > 0 && self.tile < STRIDE, format!("tile {} is less than {STRIDE} pixels", self.tile)),
             (self.tile > 0 && self.rect, "rect has shapes of whole images: tile cannot be given with it".into()),

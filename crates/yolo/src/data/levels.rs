@@ -58,7 +58,7 @@ impl Levels {
         if self.per_frame || deep.is_empty() {
             return Ok(Normalisation::Frame { low, high });
         }
-        let sampled: Vec<_> = deep.iter().step_by(deep.len().div_ceil(SAMPLED)).copied().collect();
+        let sampled = sample(&deep);
         let memory = cache_dir.map(|dir| dir.join(self.file_name(scan, &sampled)));
         if let Some([low, high]) = memory.as_deref().and_then(known) {
             return Ok(Normalisation::Range { low, high });
@@ -91,6 +91,12 @@ impl Levels {
     }
 }
 
+/// As many as are measured, evenly spread; all where there are no more.
+fn sample(images: &[usize]) -> Vec<usize> {
+    let count = images.len().min(SAMPLED);
+    (0..count).map(|i| images[i * images.len() / count]).collect()
+}
+
 /// `low high`.
 fn known(file: &Path) -> Option<[f64; 2]> {
     let text = std::fs::read_to_string(file).ok()?;
@@ -105,6 +111,16 @@ mod tests {
     use crate::data::{DataConfig, ScanOptions, Split, YoloDataset, scan};
     use burn::data::dataset::Dataset;
     use image::{ImageBuffer, Luma};
+
+    #[test]
+    fn as_many_are_measured_as_is_said() {
+        for (images, count) in [(0, 0), (1, 1), (256, 256), (257, 256), (511, 256), (512, 256), (10_000, 256)] {
+            let sampled = sample(&(0..images).collect::<Vec<_>>());
+            let steps: Vec<usize> = sampled.windows(2).map(|pair| pair[1] - pair[0]).collect();
+            assert_eq!(sampled.len(), count, "{images}");
+            assert!(steps.iter().all(|step| [images / 256, images.div_ceil(256)].contains(step)), "{images}: {steps:?}");
+        }
+    }
 
     /// Eight frames of counts around 3000 + 100 i, each with one hot pixel.
     fn thermal(dir: &Path) -> DataConfig {

@@ -14,6 +14,9 @@ use super::strength::AugmentConfig;
 const LEAST: f32 = 0.1;
 const LEAST_OUTLINED: f32 = 0.01;
 
+/// What a point is divided by at the least: what is nearer to the eye is as good as behind it.
+const NEAR: f64 = 1e-3;
+
 type Matrix = [[f64; 3]; 3];
 
 /// Warps `scene` to `shape`. Boxes become the hull of their four corners, or of the outline where there is one, are clipped, and kept if more than
@@ -40,13 +43,7 @@ pub(crate) fn random_perspective(scene: Scene, shape: Size, config: &AugmentConf
     };
     let frame = warp(&scene.frame, &inverse, shape.width as usize, shape.height as usize);
     let boxes = scene.boxes.iter().enumerate().filter_map(|(k, &(class, before))| {
-        let (after, least) = match scene.outlines.get(k).filter(|outline| !outline.is_empty()) {
-            None => (hull(&m, before, width, height), LEAST),
-            Some(outline) => {
-                let warped: Outline = outline.iter().map(|&[x, y]| project(&m, x, y)).map(|(x, y)| [x as f32, y as f32]).collect();
-                (clipped_box(&warped, shape.width as f32, shape.height as f32)?, LEAST_OUTLINED)
-            }
-        };
+        let (after, least) = seen(&m, before, scene.outlines.get(k).map(Vec::as_slice), shape)?;
         keep(before.map(|v| v * s as f32), after, least).then_some((class, after))
     });
     Scene { frame, boxes: boxes.collect(), outlines: Vec::new() }
@@ -66,16 +63,36 @@ fn invert(m: &Matrix) -> Option<Matrix> {
     (determinant.abs() > 1e-12).then(|| std::array::from_fn(|i| std::array::from_fn(|j| cofactor(j, i) / determinant)))
 }
 
-fn project(m: &Matrix, x: f32, y: f32) -> (f64, f64) {
-    let row = |r: &[f64; 3]| r[0] * f64::from(x) + r[1] * f64::from(y) + r[2];
-    (row(&m[0]) / row(&m[2]), row(&m[1]) / row(&m[2]))
+/// The box of an object in the result, from its outline where there is one and all of it lies before the eye, and the share of it that must be left.
+fn seen(m: &Matrix, before: [f32; 4], outline: Option<&[[f32; 2]]>, shape: Size) -> Option<([f32; 4], f32)> {
+    let (width, height) = (shape.width as f32, shape.height as f32);
+    let whole = |outline: &&[[f32; 2]]| !outline.is_empty() && !outline.iter().any(|&[x, y]| project(m, x, y)[2] < NEAR);
+    let Some(outline) = outline.filter(whole) else { return Some((hull(m, before, width.into(), height.into())?, LEAST)) };
+    let warped = outline.iter().map(|&[x, y]| project(m, x, y)).map(|[x, y, w]| [(x / w) as f32, (y / w) as f32]);
+    Some((clipped_box(&warped.collect::<Outline>(), width, height)?, LEAST_OUTLINED))
 }
 
-fn hull(m: &Matrix, [x1, y1, x2, y2]: [f32; 4], width: f64, height: f64) -> [f32; 4] {
+/// A point's place in the result, both times the third number, which falls below 0 behind the eye.
+fn project(m: &Matrix, x: f32, y: f32) -> [f64; 3] {
+    m.map(|r| r[0] * f64::from(x) + r[1] * f64::from(y) + r[2])
+}
+
+/// The smallest box around what lies before the eye; `None` if nothing does.
+fn hull(m: &Matrix, [x1, y1, x2, y2]: [f32; 4], width: f64, height: f64) -> Option<[f32; 4]> {
     let corners = [(x1, y1), (x2, y1), (x2, y2), (x1, y2)].map(|(x, y)| project(m, x, y));
-    let low = |f: fn(&(f64, f64)) -> f64, limit: f64| corners.iter().map(f).fold(f64::INFINITY, f64::min).clamp(0.0, limit) as f32;
-    let high = |f: fn(&(f64, f64)) -> f64, limit: f64| corners.iter().map(f).fold(f64::NEG_INFINITY, f64::max).clamp(0.0, limit) as f32;
-    [low(|c| c.0, width), low(|c| c.1, height), high(|c| c.0, width), high(|c| c.1, height)]
+    let mut points = Vec::with_capacity(2 * corners.len());
+    for (a, b) in corners.iter().zip(corners.iter().cycle().skip(1)) {
+        if a[2] >= NEAR {
+            points.push([a[0] / a[2], a[1] / a[2]]);
+        }
+        if (a[2] >= NEAR) != (b[2] >= NEAR) {
+            let t = (NEAR - a[2]) / (b[2] - a[2]);
+            points.push([0, 1].map(|k: usize| (a[k] + t * (b[k] - a[k])) / NEAR));
+        }
+    }
+    let low = |k: usize, limit: f64| points.iter().map(|p| p[k]).fold(f64::INFINITY, f64::min).clamp(0.0, limit) as f32;
+    let high = |k: usize, limit: f64| points.iter().map(|p| p[k]).fold(f64::NEG_INFINITY, f64::max).clamp(0.0, limit) as f32;
+    (!points.is_empty()).then(|| [low(0, width), low(1, height), high(0, width), high(1, height)])
 }
 
 fn keep(before: [f32; 4], after: [f32; 4], least: f32) -> bool {
@@ -293,6 +310,26 @@ mod tests {
         let source = Frame { pixels, channels: 1, width: 17, height: 15, difference: false };
         let same = warp(&source, &[[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]], 17, 15);
         assert_eq!(same, source);
+    }
+
+    #[test]
+    fn what_is_behind_the_eye_has_no_label() {
+        // A canvas of four images of 640 pixels, of which the upper left corner lies behind the eye.
+        let centred = |x: f64| [[1.0, 0.0, x], [0.0, 1.0, x], [0.0, 0.0, 1.0]];
+        let p = [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [9e-4, 9e-4, 1.0]];
+        let m = multiply(&centred(320.0), &multiply(&p, &centred(-640.0)));
+        assert_eq!(hull(&m, [0.0, 0.0, 20.0, 20.0], 640.0, 640.0), None);
+        let aside = [10.0, 10.0, 120.0, 120.0];
+        assert!(hull(&m, aside, 640.0, 640.0).is_none_or(|after| !keep(aside, after, LEAST)), "a corner before the eye, and far outside");
+        // One that reaches behind it: of its four corners two are seen to the right, x - 640 = 60 by 0.487, and the others nowhere.
+        let (across, outline) = ([10.0, 10.0, 700.0, 700.0], [[10.0, 10.0], [700.0, 10.0], [700.0, 700.0], [10.0, 700.0]]);
+        let after = hull(&m, across, 640.0, 640.0).unwrap();
+        assert!(after[..2] == [0.0; 2] && after[2..].iter().all(|x| (x - 443.203).abs() < 0.01), "{after:?}");
+        let shape = Size { width: 640, height: 640 };
+        assert_eq!(seen(&m, across, Some(&outline), shape), Some((after, LEAST)), "an outline would turn over there");
+        // Rings and the break between them.
+        let rings = [[600.0, 600.0], [700.0, 600.0], [700.0, 700.0], [f32::NAN; 2], [600.0, 600.0], [700.0, 700.0], [600.0, 700.0]];
+        assert_eq!(seen(&m, [600.0, 600.0, 700.0, 700.0], Some(&rings), shape).map(|(_, least)| least), Some(LEAST_OUTLINED));
     }
 
     #[test]

@@ -1,9 +1,11 @@
 //! Time as channels: a frame with those before it, and with what differs from the background of its clip.
 //!
 //! Planes stand in the order of time, the frame itself last: t-2s, t-1s, t for three frames with a stride of s. What is not there (the beginning of a clip,
-//! a gap in it, a frame of another size) is repeated from the next one; which frame stands before which, `succession` knows. With a background of K a first plane is added: the difference to the median of the K frames
+//! a gap in it, a frame that cannot be read or is of another size) is repeated from the next one; which frame stands before which, `succession` knows. Frames
+//! between those that are looked at may be anything. With a background of K a first plane is added: the difference to the median of the K frames
 //! before (of an even number the upper of the two in the middle), about middle gray. Only the past is looked at, so that a film is seen as training saw clips.
 
+use std::borrow::Cow;
 use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -51,20 +53,41 @@ impl Stack {
         ((self.frames - 1) * self.stride).max(self.background)
     }
 
-    /// The input for `past`, the gray frames up to the one that is looked at, which is the last.
-    fn input<'a>(&self, past: &[&'a Frame]) -> Frame {
-        let now = past[past.len() - 1];
-        // A frame of another size ends what belongs together.
-        let same = |f: &&'a Frame| (f.width, f.height) == (now.width, now.height);
-        let together = past.iter().rev().take_while(|f| same(f)).count();
-        let past = &past[past.len() - together..];
-        let before = |steps: usize| past[(past.len() - 1).saturating_sub(steps)];
+    /// The input for `now`, a gray frame that has so many frames `before` it; `read` gives the one so many steps before, unless it is missing.
+    fn input<'a>(&self, now: &Frame, before: usize, read: impl Fn(usize) -> Option<Cow<'a, Frame>>) -> Frame {
+        // A frame of another size does not belong to it.
+        let read = |k: usize| read(k).filter(|frame| frame.size() == now.size());
+        // Frames between those that are looked at are read only where a background is made of them; the first of a clip stands for all before it.
+        let oldest = before.min(self.reach());
+        let wanted = |k: usize| k <= self.background || k.is_multiple_of(self.stride) || k == oldest;
+        let mut past: Vec<Option<Cow<'a, Frame>>> = Vec::with_capacity(oldest);
+        for k in 1..=oldest {
+            if !wanted(k) {
+                past.push(None);
+                continue;
+            }
+            let frame = read(k);
+            if frame.is_some() {
+                past.push(frame);
+                continue;
+            }
+            // As if the clip began after it: what comes first now stands for all before it, and may not have been read.
+            while matches!(past.last(), Some(None)) {
+                let first = read(past.len());
+                past.pop();
+                if first.is_some() {
+                    past.push(first);
+                }
+            }
+            break;
+        }
+        let frames: Vec<&Frame> = past.iter().rev().map(|frame| frame.as_deref().unwrap_or(now)).chain([now]).collect();
+        let last = frames.len() - 1;
         let mut pixels = Vec::with_capacity(self.channels() * now.pixels.len());
         if self.background > 0 {
-            let frames = &past[(past.len() - 1).saturating_sub(self.background)..past.len() - 1];
-            pixels.extend(difference(now, frames));
+            pixels.extend(difference(now, &frames[last.saturating_sub(self.background)..last]));
         }
-        (0..self.frames).rev().for_each(|k| pixels.extend_from_slice(&before(k * self.stride).pixels));
+        (0..self.frames).rev().for_each(|k| pixels.extend_from_slice(&frames[last.saturating_sub(k * self.stride)].pixels));
         Frame { pixels, channels: self.channels(), width: now.width, height: now.height, difference: self.background > 0 }
     }
 }
@@ -124,33 +147,7 @@ impl Dataset<Item> for Stacked {
         while let Some(Some(before)) = self.before.get(chain[chain.len() - 1]).filter(|_| chain.len() <= self.stack.reach()) {
             chain.push(*before as usize);
         }
-        // Frames between those that are looked at are read only where a background is made of them; the first of a clip stands for all before it.
-        let oldest = chain.len() - 1;
-        let wanted = |k: usize| k <= self.stack.background || k.is_multiple_of(self.stack.stride) || k == oldest;
-        let mut read: Vec<Option<Frame>> = Vec::with_capacity(chain.len());
-        for (k, &i) in chain.iter().enumerate().skip(1) {
-            if !wanted(k) {
-                read.push(None);
-                continue;
-            }
-            let frame = self.past(i, item.original);
-            if frame.is_some() {
-                read.push(frame);
-                continue;
-            }
-            // As if the clip began after it: what comes first now stands for all before it, and may not have been read.
-            while matches!(read.last(), Some(None)) {
-                let first = self.past(chain[read.len()], item.original);
-                read.pop();
-                if first.is_some() {
-                    read.push(first);
-                }
-            }
-            break;
-        }
-        let now = &item.frame;
-        let frames: Vec<&Frame> = read.iter().rev().map(|frame| frame.as_ref().unwrap_or(now)).chain([now]).collect();
-        let frame = self.stack.input(&frames);
+        let frame = self.stack.input(&item.frame, chain.len() - 1, |k| self.past(chain[k], item.original).map(Cow::Owned));
         Ok(Item { frame, ..item })
     }
 
@@ -162,7 +159,8 @@ impl Dataset<Item> for Stacked {
 /// The frames of a film so far, as many as are looked at.
 pub struct Ring {
     stack: Stack,
-    past: VecDeque<Frame>,
+    /// Nothing for one that is missing.
+    past: VecDeque<Option<Frame>>,
 }
 
 impl Ring {
@@ -173,14 +171,20 @@ impl Ring {
 
     /// The input for the next frame.
     pub fn push(&mut self, frame: &Frame) -> Frame {
-        self.remember(frame);
-        self.stack.input(&self.past.iter().collect::<Vec<_>>())
+        let (now, past) = (frame.clone().to_gray(), &self.past);
+        let input = self.stack.input(&now, past.len(), |k| past[past.len() - k].as_ref().map(Cow::Borrowed));
+        self.keep(Some(now));
+        input
     }
 
-    /// A frame that is looked at only as one before others.
-    pub fn remember(&mut self, frame: &Frame) {
-        self.past.push_back(frame.clone().to_gray());
-        if self.past.len() > self.stack.reach() + 1 {
+    /// A frame that is looked at only as one before others; nothing for one that cannot be read.
+    pub fn remember(&mut self, frame: Option<&Frame>) {
+        self.keep(frame.map(|frame| frame.clone().to_gray()));
+    }
+
+    fn keep(&mut self, frame: Option<Frame>) {
+        self.past.push_back(frame);
+        if self.past.len() > self.stack.reach() {
             self.past.pop_front();
         }
     }
@@ -238,7 +242,7 @@ mod tests {
     }
 
     /// A set of which these items cannot be read.
-    struct Torn(Arc<dyn Dataset<Item>>, &'static [usize]);
+    struct Torn(Arc<dyn Dataset<Item>>, Vec<usize>);
 
     impl Dataset<Item> for Torn {
         fn get(&self, index: usize) -> Result<Item, DatasetError> {
@@ -253,7 +257,7 @@ mod tests {
     #[test]
     fn a_frame_that_cannot_be_read_is_missing_to_those_after_it_and_told_once() {
         let whole = set(Stack { frames: 3, ..Stack::default() });
-        let torn = Stacked { data: Arc::new(Torn(whole.data.clone(), &[1])), ..whole };
+        let torn = Stacked { data: Arc::new(Torn(whole.data.clone(), vec![1])), ..whole };
         assert_eq!([2, 3].map(|i| planes(&torn, i)), [vec![20, 20, 20], vec![20, 20, 30]]);
         assert!(torn.get(1).is_err());
         assert_eq!(torn.unreadable.into_inner().unwrap(), HashSet::from([1]));
@@ -276,11 +280,11 @@ mod tests {
         ];
         for (stack, torn) in cases {
             let whole = set(stack);
-            let torn = Stacked { data: Arc::new(Torn(whole.data.clone(), torn)), ..whole };
+            let torn = Stacked { data: Arc::new(Torn(whole.data.clone(), torn.to_vec())), ..whole };
             assert_eq!(planes(&torn, 3), begun_anew(stack), "{stack:?}");
         }
         let whole = set(cases[1].0);
-        let torn = Stacked { data: Arc::new(Torn(whole.data.clone(), &[0, 1, 2])), ..whole };
+        let torn = Stacked { data: Arc::new(Torn(whole.data.clone(), vec![0, 1, 2])), ..whole };
         assert_eq!(planes(&torn, 3), [30, 30]);
     }
 
@@ -313,8 +317,38 @@ mod tests {
                 assert_eq!(seen, set.get(usize::from(i)).unwrap().frame, "{stack:?} {i}");
                 assert_eq!((seen.channels, seen.plane(seen.channels - 1)[0]), (stack.channels(), 10 * i));
             }
-            assert!(ring.past.len() <= stack.reach() + 1);
+            assert!(ring.past.len() <= stack.reach());
         }
+    }
+
+    /// Also where it is a frame that is not looked at.
+    #[test]
+    fn what_cannot_be_read_is_as_good_as_not_there_to_films_and_clips_alike() {
+        let stacks = [
+            Stack { frames: 3, ..Stack::default() },
+            Stack { frames: 2, stride: 2, background: 0 },
+            Stack { frames: 2, stride: 3, background: 0 },
+            Stack { frames: 2, stride: 3, background: 1 },
+        ];
+        for stack in stacks {
+            for bits in 0..8_usize {
+                let torn: Vec<usize> = (0..3).filter(|i| bits >> i & 1 == 1).collect();
+                let whole = set(stack);
+                let clip = Stacked { data: Arc::new(Torn(whole.data.clone(), torn.clone())), ..whole };
+                // One of another size is none either.
+                for other in [None, Some(&Frame::filled(1, 8, 6, 99))] {
+                    let mut film = Ring::new(stack);
+                    (0..3_u8).for_each(|i| match torn.contains(&usize::from(i)) {
+                        true => film.remember(other),
+                        false => film.remember(Some(&frame(10 * i))),
+                    });
+                    assert_eq!(film.push(&frame(30)), clip.get(3).unwrap().frame, "{stack:?} {torn:?}");
+                }
+            }
+        }
+        let apart = set(stacks[1]);
+        let torn = Stacked { data: Arc::new(Torn(apart.data.clone(), vec![2])), ..apart };
+        assert_eq!(planes(&torn, 3), [10, 30], "the frame between is not looked at");
     }
 
     #[test]

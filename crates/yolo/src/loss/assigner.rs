@@ -69,65 +69,88 @@ pub fn assign(images: &[Planes<'_>], gts: &[Vec<GroundTruth>], anchors: &Anchors
     images.par_iter().zip(gts).map(|(&planes, gts)| assign_image(planes, gts, anchors)).collect()
 }
 
-/// Assigns one image.
+/// Assigns one image. One object after the other is held against the anchors, and only what they compete for is kept: memory does not grow with the objects.
 pub fn assign_image(predicted: Planes, gts: &[GroundTruth], anchors: &Anchors) -> Vec<Foreground> {
     let centres: Vec<[f32; 2]> = anchors.centres.iter().zip(&anchors.strides).map(|(c, s)| c.map(|v| v * s)).collect();
-    let rows: Vec<Row> = gts.iter().map(|gt| Row::new(predicted, gt, &centres)).collect();
-    let owner = resolve(&rows, centres.len());
+    let mut claims = vec![Claims::default(); centres.len()];
+    // Of the object at hand: 0 outside its box.
+    let (mut align, mut inside, mut scratch) = (vec![0.0; centres.len()], Vec::new(), Vec::with_capacity(centres.len()));
+    for (gt, object) in gts.iter().enumerate() {
+        let [x1, y1, x2, y2] = object.xyxy;
+        if x1 + y1 + x2 + y2 <= 0.0 {
+            continue;
+        }
+        let scores = predicted.scores(object.class);
+        let within = |&(_, &[x, y]): &(usize, &[f32; 2])| (x - x1).min(y - y1).min(x2 - x).min(y2 - y) > EPSILON;
+        for (a, _) in centres.iter().enumerate().filter(within) {
+            let overlap = ciou(object.xyxy, predicted.xyxy(a)).max(0.0);
+            let pair = Pair { gt: gt as u32, overlap, align: scores[a].sqrt() * overlap.powf(BETA) };
+            align[a] = pair.align;
+            claims[a].see(pair);
+            inside.push((a, pair));
+        }
+        // Where fewer than ten are aligned, the rest of the ten may lie outside.
+        for a in top_k(&align, TOP_K, &mut scratch).into_iter().map(|a| a as usize) {
+            if let Ok(at) = inside.binary_search_by_key(&a, |(a, _)| *a) {
+                claims[a].want(inside[at].1);
+            }
+        }
+        inside.drain(..).for_each(|(a, _)| align[a] = 0.0);
+    }
+    let owners: Vec<(usize, Pair)> = claims.iter().enumerate().filter_map(|(a, claims)| Some((a, claims.owner()?))).collect();
     // The best alignment and overlap of each object, over the anchors it was left with.
     let mut best = vec![(0.0f32, 0.0f32); gts.len()];
-    for &(a, g) in &owner {
-        best[g].0 = best[g].0.max(rows[g].align[a]);
-        best[g].1 = best[g].1.max(rows[g].overlap[a]);
+    for (_, pair) in &owners {
+        let best = &mut best[pair.gt as usize];
+        *best = (best.0.max(pair.align), best.1.max(pair.overlap));
     }
-    let target = |&(anchor, gt): &(usize, usize)| {
-        let (align, overlap) = best[gt];
-        Foreground { anchor, gt, target: gts[gt], score: rows[gt].align[anchor] * overlap / (align + EPSILON) }
+    let target = |&(anchor, Pair { gt, align, .. }): &(usize, Pair)| {
+        let gt = gt as usize;
+        let (most, overlap) = best[gt];
+        Foreground { anchor, gt, target: gts[gt], score: align * overlap / (most + EPSILON) }
     };
-    owner.iter().map(target).collect()
+    owners.iter().map(target).collect()
 }
 
-/// One object against all anchors.
-struct Row {
-    overlap: Vec<f32>,
-    align: Vec<f32>,
-    /// Anchors among the ten best and inside the box.
-    wanted: Vec<usize>,
+/// An object and an anchor.
+#[derive(Clone, Copy, Default)]
+struct Pair {
+    gt: u32,
+    overlap: f32,
+    align: f32,
 }
 
-impl Row {
-    fn new(predicted: Planes, gt: &GroundTruth, centres: &[[f32; 2]]) -> Self {
-        let n = centres.len();
-        let (mut overlap, mut align) = (vec![0.0; n], vec![0.0; n]);
-        let [x1, y1, x2, y2] = gt.xyxy;
-        if x1 + y1 + x2 + y2 <= 0.0 {
-            return Self { overlap, align, wanted: vec![] };
-        }
-        let scores = predicted.scores(gt.class);
-        let inside = |&[x, y]: &[f32; 2]| (x - x1).min(y - y1).min(x2 - x).min(y2 - y) > EPSILON;
-        for (a, _) in centres.iter().enumerate().filter(|(_, c)| inside(c)) {
-            overlap[a] = ciou(gt.xyxy, predicted.xyxy(a)).max(0.0);
-            align[a] = scores[a].sqrt() * overlap[a].powf(BETA);
-        }
-        let best = top_k(&align, TOP_K, &mut Vec::with_capacity(n));
-        let wanted = best.into_iter().map(|a| a as usize).filter(|&a| inside(&centres[a])).collect();
-        Self { overlap, align, wanted }
-    }
+/// What the objects of an image want of one anchor.
+#[derive(Clone, Copy, Default)]
+struct Claims {
+    /// How many have it among their ten.
+    count: u32,
+    /// The last of these.
+    last: Pair,
+    /// Of all objects the one that overlaps it most: the first of equal ones, and the first of the image where none does.
+    most: Pair,
 }
 
-/// Foreground anchors with the object each goes to, in order of the anchors.
-fn resolve(rows: &[Row], anchors: usize) -> Vec<(usize, usize)> {
-    let mut claims = vec![(0u32, 0usize); anchors];
-    for (g, row) in rows.iter().enumerate() {
-        for &a in &row.wanted {
-            claims[a] = (claims[a].0 + 1, g);
+impl Claims {
+    /// The anchor is inside an object's box. Objects come in order.
+    fn see(&mut self, pair: Pair) {
+        if pair.gt == 0 || pair.overlap > self.most.overlap {
+            self.most = pair;
         }
     }
-    let most_overlapping = |a: usize| (1..rows.len()).fold(0, |best, g| if rows[g].overlap[a] > rows[best].overlap[a] { g } else { best });
-    (claims.into_iter().enumerate())
-        .filter(|(_, (count, _))| *count > 0)
-        .map(|(a, (count, g))| (a, if count > 1 { most_overlapping(a) } else { g }))
-        .collect()
+
+    fn want(&mut self, pair: Pair) {
+        (self.count, self.last) = (self.count + 1, pair);
+    }
+
+    /// Who learns it.
+    fn owner(&self) -> Option<Pair> {
+        match self.count {
+            0 => None,
+            1 => Some(self.last),
+            _ => Some(self.most),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -233,9 +256,79 @@ mod tests {
 
     #[test]
     fn a_contested_anchor_goes_to_the_largest_overlap_of_all_objects() {
-        let row = |overlap: [f32; 3], wanted: &[usize]| Row { overlap: overlap.into(), align: vec![0.0; 3], wanted: wanted.into() };
-        let rows = [row([0.2, 0.1, 0.0], &[0, 2]), row([0.3, 0.0, 0.0], &[0, 1, 2]), row([0.4, 0.9, 0.0], &[])];
-        // Anchor 0: two want it, a third overlaps it most. Anchor 1: one wants it. Anchor 2: all tie, the first wins.
-        assert_eq!(resolve(&rows, 3), [(0, 2), (1, 1), (2, 0)]);
+        let owner = |overlaps: &[(u32, f32)], wanted: &[u32]| {
+            let mut claims = Claims::default();
+            for &(gt, overlap) in overlaps {
+                let pair = Pair { gt, overlap, align: 0.0 };
+                claims.see(pair);
+                if wanted.contains(&gt) {
+                    claims.want(pair);
+                }
+            }
+            claims.owner().map(|pair| pair.gt)
+        };
+        assert_eq!(owner(&[(0, 0.2), (1, 0.3), (2, 0.4)], &[0, 1]), Some(2), "two want it, a third overlaps it most");
+        assert_eq!(owner(&[(0, 0.1), (1, 0.0), (2, 0.9)], &[1]), Some(1), "one wants it");
+        assert_eq!(owner(&[(0, 0.0), (1, 0.0), (2, 0.0)], &[0, 1]), Some(0), "all tie, the first wins");
+        assert_eq!(owner(&[(1, 0.0), (2, 0.0)], &[1, 2]), Some(0), "also where it is outside of that one's box");
+        assert_eq!(owner(&[(0, 0.2)], &[]), None);
+    }
+
+    /// By the definition, all pairs at hand; and how many anchors several objects want.
+    fn of_all_pairs(predicted: Planes, gts: &[GroundTruth], anchors: &Anchors) -> (Vec<Foreground>, usize) {
+        let n = anchors.len();
+        let (mut rows, mut wanted) = (vec![], vec![vec![]; n]);
+        for (g, gt) in gts.iter().enumerate() {
+            let [x1, y1, x2, y2] = gt.xyxy;
+            let inside = |a: usize| {
+                let [x, y] = anchors.centres[a].map(|v| v * anchors.strides[a]);
+                x1 + y1 + x2 + y2 > 0.0 && (x - x1).min(y - y1).min(x2 - x).min(y2 - y) > EPSILON
+            };
+            let overlap: Vec<f32> = (0..n).map(|a| if inside(a) { ciou(gt.xyxy, predicted.xyxy(a)).max(0.0) } else { 0.0 }).collect();
+            let score = |a: usize| predicted.scores(gt.class)[a].sqrt();
+            let align: Vec<f32> = (0..n).map(|a| if inside(a) { score(a) * overlap[a].powf(BETA) } else { 0.0 }).collect();
+            let best = top_k(&align, TOP_K, &mut vec![]).into_iter().map(|a| a as usize);
+            best.filter(|&a| inside(a)).for_each(|a| wanted[a].push(g));
+            rows.push((overlap, align));
+        }
+        let most = |a: usize| (1..gts.len()).fold(0, |best, g| if rows[g].0[a] > rows[best].0[a] { g } else { best });
+        let owner = |a: usize| if wanted[a].len() > 1 { most(a) } else { wanted[a][0] };
+        let owners: Vec<(usize, usize)> = (0..n).filter(|&a| !wanted[a].is_empty()).map(|a| (a, owner(a))).collect();
+        let score = |anchor: usize, gt: usize| {
+            let own = || owners.iter().filter(move |(_, g)| *g == gt).map(|(a, _)| *a);
+            let align = own().map(|a| rows[gt].1[a]).fold(0.0, f32::max);
+            rows[gt].1[anchor] * own().map(|a| rows[gt].0[a]).fold(0.0, f32::max) / (align + EPSILON)
+        };
+        let foreground = owners.iter().map(|&(anchor, gt)| Foreground { anchor, gt, target: gts[gt], score: score(anchor, gt) });
+        (foreground.collect(), wanted.iter().filter(|wanted| wanted.len() > 1).count())
+    }
+
+    #[test]
+    fn what_is_kept_of_many_objects_says_as_much_as_all_pairs() {
+        let draw = |i: usize| (i as u32).wrapping_mul(2_654_435_761) as f32 / u32::MAX as f32;
+        // As many anchors as the ten are found of by a quickselect, and by a heap.
+        for (cells, of_side) in [([[8, 8], [4, 4], [2, 2]], 64.0), ([[24, 24], [12, 12], [6, 6]], 192.0)] {
+            let anchors = Anchors::new(&cells);
+            let n = anchors.len();
+            let corner = |i: usize| {
+                let centre = anchors.centres[i % n][i / n % 2] * anchors.strides[i % n];
+                centre + (4.0 + 20.0 * draw(7 * i + 1)) * if i < 2 * n { -1.0 } else { 1.0 }
+            };
+            let corners: Vec<f32> = (0..4 * n).map(corner).collect();
+            // A third is 0, as of a class that is never said.
+            let scores: Vec<f32> = (0..3 * n).map(|i| (draw(3 * i + 2) - 0.33).max(0.0)).collect();
+            for first in [0.0, 1.0] {
+                let object = |i: usize| {
+                    let [x, y, w, h] = [0, 1, 2, 3].map(|k| draw(4 * i + k + 11));
+                    let [x, y, w, h] = [of_side * x, of_side * y, 4.0 + 40.0 * w, 4.0 + 40.0 * h];
+                    // The first, to which what nobody overlaps goes, is padding or an object.
+                    if i == 0 { gt(0, [8.0, 8.0, 40.0, 40.0].map(|v| first * v)) } else { gt(i as u32 % 3, [x, y, x + w, y + h]) }
+                };
+                let objects: Vec<GroundTruth> = (0..60).map(object).collect();
+                let (expected, contested) = of_all_pairs(planes(&corners, &scores), &objects, &anchors);
+                assert!(contested > 10 && expected.len() > 30, "{contested} of {}", expected.len());
+                assert_eq!(assign_image(planes(&corners, &scores), &objects, &anchors), expected);
+            }
+        }
     }
 }

@@ -12,12 +12,13 @@ pub mod topk;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use bellows_kernels::{self as kernels, Positive, detection_terms, of_all_parts, predictions};
+use bellows_kernels::{self as kernels, Positive, detection_terms, note_read, of_all_parts, predictions};
+use bellows_learner::LearnError;
 use burn::tensor::Tensor;
 
 use crate::boxes::{GroundTruth, Label};
 use crate::model::head::{Anchors, REG_MAX, flatten, strides};
-use crate::model::names::to_host;
+use crate::readback::host;
 use assigner::{Foreground, Planes, assign};
 
 /// The loss and its weights.
@@ -56,9 +57,12 @@ impl DetectionLoss {
 
     /// The loss of raw outputs `[B, 64 + nc, H/s, W/s]` against labels, each with the index of its image.
     ///
+    /// # Errors
+    /// When the device cannot hand the predictions back.
+    ///
     /// # Panics
     /// If the outputs have another number of classes, or a label's class or image index is out of range.
-    pub fn forward(&self, feats: &[Tensor<4>], targets: &[(u32, Label)]) -> LossOutput {
+    pub fn forward(&self, feats: &[Tensor<4>], targets: &[(u32, Label)]) -> Result<LossOutput, LearnError> {
         let [batch, channels, height, width] = feats[0].dims();
         assert_eq!(channels, 4 * REG_MAX + self.nc, "raw outputs of {channels} channels for {} classes", self.nc);
         let anchors = Anchors::of(feats);
@@ -66,7 +70,7 @@ impl DetectionLoss {
         let flat = flatten(feats);
 
         let gts = self.by_image(targets, batch, size);
-        let assigned = assign(&Predictions::read(&flat, &anchors, &gts).images(), &gts, &anchors);
+        let assigned = assign(&Predictions::read(&flat, &anchors, &gts)?.images(), &gts, &anchors);
         let score_sum: f32 = assigned.iter().flatten().map(|f| f.score).sum();
         let norm = norm(score_sum, batch);
         let positives = positives(&assigned, &anchors, norm);
@@ -75,7 +79,7 @@ impl DetectionLoss {
         let gains = [self.box_gain, self.cls, self.dfl];
         let terms = detection_terms(flat, kernels::Foreground { positives: Arc::new(positives), gains, norm });
         let items = terms.clone().detach();
-        LossOutput { total: terms.sum().mul_scalar(batch as f32), items, objects: targets.len(), foreground, score_sum }
+        Ok(LossOutput { total: terms.sum().mul_scalar(batch as f32), items, objects: targets.len(), foreground, score_sum })
     }
 
     fn by_image(&self, targets: &[(u32, Label)], batch: usize, size: [f32; 2]) -> Vec<Vec<GroundTruth>> {
@@ -120,7 +124,7 @@ struct Predictions {
 }
 
 impl Predictions {
-    fn read(flat: &Tensor<3>, anchors: &Anchors, gts: &[Vec<GroundTruth>]) -> Self {
+    fn read(flat: &Tensor<3>, anchors: &Anchors, gts: &[Vec<GroundTruth>]) -> Result<Self, LearnError> {
         let flat = if flat.device().is_autodiff() { flat.clone().inner() } else { flat.clone() };
         let [_, channels, a] = flat.dims();
         let distinct = |gts: &Vec<GroundTruth>| gts.iter().map(|gt| gt.class).collect::<BTreeSet<_>>().into_iter().collect();
@@ -128,7 +132,8 @@ impl Predictions {
         let row = |image: usize, class: u32| (image * channels + 4 * REG_MAX) as i32 + class as i32;
         let chosen: Vec<i32> = classes.iter().enumerate().flat_map(|(i, cs)| cs.iter().map(move |&c| row(i, c))).collect();
         let (centres, strides) = anchors.tensors(&flat.device());
-        Self { rows: to_host(predictions(flat, centres, strides, chosen, REG_MAX)), anchors: a, classes }
+        note_read();
+        Ok(Self { rows: host(predictions(flat, centres, strides, chosen, REG_MAX))?, anchors: a, classes })
     }
 
     fn images(&self) -> Vec<Planes<'_>> {

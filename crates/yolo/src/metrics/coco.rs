@@ -12,8 +12,10 @@ use rayon::prelude::*;
 
 /// Detections looked at per class and image.
 const MAX_DET: usize = 100;
+/// Between small and medium objects, and medium and large ones, in px².
+pub(crate) const EDGES: [f64; 2] = [32.0 * 32.0, 96.0 * 96.0];
 /// All, small, medium, large: area in px², both ends included. A detection's is that of its box, an object's what is said of it, or that of its box.
-const RANGES: [(f64, f64); 4] = [(0.0, 1e10), (0.0, 1024.0), (1024.0, 9216.0), (9216.0, 1e10)];
+const RANGES: [(f64, f64); 4] = [(0.0, 1e10), (0.0, EDGES[0]), (EDGES[0], EDGES[1]), (EDGES[1], 1e10)];
 
 #[derive(Clone, Copy)]
 pub(super) struct Scored {

@@ -35,6 +35,7 @@ mod table;
 pub(crate) use ap::box_filter;
 pub use ap::{average_precision, coco_average_precision};
 pub use bootstrap::Interval;
+pub(crate) use coco::EDGES;
 pub use coco::{CocoEvaluator, CocoMetrics};
 pub use confusion::ConfusionMatrix;
 pub use evaluator::{ClassMetrics, Curves, DetectionMetrics, Evaluator, Speed};

@@ -119,8 +119,8 @@ pub enum LoadError {
 
 /// Takes over every tensor of `source` whose name and shape the model has; other names are ignored.
 ///
-/// When only the image channels differ, the first convolution takes the channels both have; one of a gray image takes the sum of all, which makes
-/// of a gray image what the source makes of the same image in its channels.
+/// When only the image channels differ, the first convolution takes the channels both have; one of a gray image takes the sum of all, and that of a gray
+/// image is shared out among all: either makes of a gray image what the source makes of it.
 /// Running statistics are shared by clones of a model: load into one that has none, or into `valid().train()`.
 ///
 /// # Errors
@@ -150,10 +150,15 @@ pub fn load_tensors(mut model: Yolo, source: &NamedTensors) -> Result<(Yolo, Loa
     Ok((model, LoadReport { transferred: taken.len(), total, missing, mismatched, foreign }))
 }
 
-/// Copies the input channels both `[out, channels, area]` weights have, or sums them up for a single one.
+/// Copies the input channels both `[out, channels, area]` weights have, sums them up for a single one, or gives each the same part of a single one.
 fn common_channels(to: &mut [f32], to_channels: usize, from: &[f32], from_channels: usize, area: usize) {
     let n = to_channels.min(from_channels) * area;
     for (to, from) in to.chunks_exact_mut(to_channels * area).zip(from.chunks_exact(from_channels * area)) {
+        if from_channels == 1 {
+            let planes = to.chunks_exact_mut(area);
+            planes.flat_map(|plane| plane.iter_mut().zip(from)).for_each(|(to, v)| *to = v / to_channels as f32);
+            continue;
+        }
         to[..n].copy_from_slice(&from[..n]);
         if to_channels == 1 {
             from[n..].chunks_exact(area).for_each(|channel| to.iter_mut().zip(channel).for_each(|(to, v)| *to += v));
@@ -230,6 +235,18 @@ mod tests {
         let colour_model = load_tensors(model(4, 3), &colour).unwrap().0;
         let (a, b) = (see(&colour_model, 3), see(&gray, 1));
         assert!(a.iter().zip(&b).all(|(a, b)| (a - b).abs() < 1e-3), "the outputs differ");
+    }
+
+    #[test]
+    fn a_colour_model_shares_out_what_a_gray_one_weighs() {
+        let gray = YoloConfig { channels: 1, ..YoloConfig::new(4) }.init(2, &Device::flex());
+        let source = to_tensors(&gray, 0).unwrap();
+        let (colour, report) = load_tensors(model(4, 1), &source).unwrap();
+        assert_eq!(report.transferred, 355);
+        let (shape, values) = &to_tensors(&colour, 0).unwrap()["model.0.conv.weight"];
+        assert_eq!(shape, &[16, 3, 3, 3]);
+        let third = |filter: &[f32]| filter.iter().map(|v| v / 3.0).collect::<Vec<_>>().repeat(3);
+        assert_eq!(values, &source["model.0.conv.weight"].1.chunks(9).flat_map(third).collect::<Vec<_>>());
     }
 
     #[test]

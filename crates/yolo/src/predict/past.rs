@@ -45,7 +45,8 @@ impl Past {
         Self { stack, levels, folders: HashMap::new(), ring: Ring::new(stack), last: None }
     }
 
-    /// The input for `frame`, which is the image at `path`. One before it that cannot be read is told, and is as good as not there, with all before it.
+    /// The input for `frame`, which is the image at `path`. One before it that cannot be read is told; where it would be looked at, it is as good as not there,
+    /// with all before it.
     pub fn input(&mut self, path: &Path, frame: &Frame) -> Frame {
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let Folder { images, gaps } = self.folders.entry(folder.into()).or_insert_with(|| Folder::of(folder));
@@ -58,13 +59,9 @@ impl Past {
         if before.is_empty() || before.last() != self.last.as_ref() {
             self.ring = Ring::new(self.stack);
             for image in before {
-                match decode_file(image, &self.levels) {
-                    Ok(frame) => self.ring.remember(&frame),
-                    Err(error) => {
-                        tracing::warn!("missing to the frames after it: {error}");
-                        self.ring = Ring::new(self.stack);
-                    }
-                }
+                let frame = decode_file(image, &self.levels);
+                let frame = frame.inspect_err(|error| tracing::warn!("missing to the frames after it: {error}"));
+                self.ring.remember(frame.ok().as_ref());
             }
         }
         self.last = Some(path);
@@ -126,6 +123,12 @@ mod tests {
         assert_eq!([planes("c/f4.png", 4), planes("c/f7.png", 7), planes("c/f8.png", 8)], [[2, 3, 4], [7, 7, 7], [7, 7, 8]]);
         // So does one that cannot be read.
         assert_eq!([planes("a/f7.png", 7), planes("a/f8.png", 8)], [[7, 7, 7], [7, 7, 8]]);
+        let mut apart = Past::new(Stack { frames: 2, stride: 2, background: 0 }, Normalisation::Range { low: 0.0, high: 65535.0 });
+        let mut pair = |name: &str, value: u8| {
+            let input = apart.input(&dir.path().join(name), &gray(value));
+            [0, 1].map(|c| input.plane(c)[0])
+        };
+        assert_eq!([pair("a/f7.png", 7), pair("a/f8.png", 8)], [[5, 7], [7, 8]], "but not where nobody looks at it");
         for i in [5, 6_u8] {
             image::GrayImage::from_pixel(4, 3, image::Luma([i])).save(gone.join(format!("f{i}.png"))).unwrap();
         }

@@ -19,7 +19,7 @@ use crate::data::error::DataError;
 use crate::data::frame::Size;
 use crate::data::meta::{Column, MetaTable};
 
-const MAGIC: &[u8; 12] = b"BELLOWSCOC06";
+const MAGIC: &[u8; 12] = b"BELLOWSCOC07";
 /// Pieces of the file that are hashed, evenly spread, and their length.
 const SAMPLES: u64 = 64;
 const SAMPLE_BYTES: u64 = 4096;

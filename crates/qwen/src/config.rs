@@ -237,7 +237,7 @@ settings! {
         warmup_ratio: f64 = 0.03;
         /// Updates over which the rate rises; in place of warmup_ratio
         warmup_steps: Option<usize> = None;
-        /// Decoupled weight decay; not of norms and biases
+        /// Weight decay; not of norms and biases. Decoupled, but SGD and Adam add it to the gradient, as PyTorch's do
         weight_decay: f64 = 0.0;
         /// β1, or SGD's momentum; Adafactor has none
         momentum: f64 = 0.9;
@@ -359,7 +359,7 @@ impl SftConfig {
         if let Some((name, x)) = ratios.iter().find(|(_, x)| !(0.0..=1.0).contains(x)) {
             return Err(bad(format!("{name} {x} is not between 0 and 1")));
         }
-        // The others add weight decay to the gradient, and have constants of detectors.
+        // The others have constants of detectors.
         use OptimizerKind::{Adafactor, Adam, AdamW, Lion, Sgd};
         let rules = [
             (!matches!(self.optim, AdamW | Adam | Sgd | Adafactor | Lion), "optim must be AdamW, Adam, SGD, Adafactor or Lion"),

@@ -19,8 +19,8 @@ fn new_tokens_are_learnt_and_go_with_the_adapter() {
 
     let many = (0..70).map(|i| format!("<word{i}>")).collect::<Vec<_>>().join(",");
     let tokens = format!("<ore>,{many}");
-    let train = ["--config", "more.yaml", "--new-tokens", &tokens, "--modules-to-save", "embed_tokens", "--save-gguf", "f16"];
-    let (out, _) = run(&[&train[..], &["--embedding-learning-rate", "0.0006"]].concat(), 0);
+    let train = ["--config", "more.yaml", "--new-tokens", &tokens, "--save-gguf", "f16", "--embedding-learning-rate", "0.0006"];
+    let (out, _) = run(&[&train[..], &["--modules-to-save", "embed_tokens"]].concat(), 0);
     assert!(out.contains("71 tokens added"), "{out}");
     let results = dir.path().join("runs/sft/train/results.csv");
     let csv = std::fs::read_to_string(results).unwrap();
@@ -49,6 +49,7 @@ fn new_tokens_are_learnt_and_go_with_the_adapter() {
     run(&["merge", "--model", "base", "--adapter", "runs/sft/train/adapter", "--out", "merged"], 0);
     run(&["generate", "--model", "merged", "--prompt", "The <ore>", "--max-new-tokens", "3", "--device", "cpu"], 0);
     run(&["generate", "--model", "runs/sft/train/model-f16.gguf", "--prompt", "The <ore>", "--max-new-tokens", "3", "--device", "cpu"], 0);
+    // That the embedding is trained, the adapter says.
     let (out, _) = run(&[&train[..], &["--adapter", "runs/sft/train/adapter", "--name", "on", "--epochs", "1"]].concat(), 0);
     assert!(!out.contains("tokens added"), "they are there: {out}");
 
@@ -57,7 +58,7 @@ fn new_tokens_are_learnt_and_go_with_the_adapter() {
     let old = embedding.to_f32().unwrap();
     for (count, name) in [(1, "room"), (64, "rows")] {
         let tokens = further[..count].join(",");
-        let more = ["--config", "more.yaml", "--new-tokens", &tokens, "--modules-to-save", "embed_tokens", "--adapter"];
+        let more = ["--config", "more.yaml", "--new-tokens", &tokens, "--adapter"];
         let (out, _) = run(&[&more[..], &["runs/sft/train/adapter", "--learning-rate", "0", "--epochs", "1", "--name", name]].concat(), 0);
         assert!(out.contains(&format!("{count} tokens added")), "{out}");
         let adapter = dir.path().join("runs/sft").join(name).join("adapter");
@@ -73,11 +74,14 @@ fn new_tokens_are_learnt_and_go_with_the_adapter() {
         }
     }
 
-    // Rows that nobody trains are refused.
-    let (_, err) = run(&["--config", "more.yaml", "--new-tokens", "<ore>"], 2);
-    assert!(err.contains("new_tokens need rows that are trained"), "{err}");
-    let (_, err) = run(&["--config", "more.yaml", "--embedding-learning-rate", "1e-5"], 2);
-    assert!(err.contains("the embedding is not trained"), "{err}");
+    // Rows that nobody trains are refused, also where an adapter that does not is gone on with.
+    for adapter in [&[][..], &["--adapter", "made/train/adapter"]] {
+        let plain = [&["--config", "more.yaml"][..], adapter].concat();
+        let (_, err) = run(&[&plain[..], &["--new-tokens", "<ore>"]].concat(), 2);
+        assert!(err.contains("new_tokens need rows that are trained"), "{err}");
+        let (_, err) = run(&[&plain[..], &["--embedding-learning-rate", "1e-5"]].concat(), 2);
+        assert!(err.contains("the embedding is not trained"), "{err}");
+    }
 }
 
 #[test]

@@ -1,10 +1,12 @@
-//! What settings can only be held against once the model and the data are there.
+//! What settings can only be held against once the adapter, the model and the data are there.
 
+use bellows_chat::{Jinja, Template, Tokenizer};
 use bellows_learner::Schedule;
+use bellows_settings::SettingsError;
 use serde_json::Map;
 
 use crate::adapter::{AdapterError, LoraConfig, Targets};
-use crate::config::{Method, SftConfig};
+use crate::config::{Method, SftConfig, bad};
 use crate::model::{CausalLm, ModelConfig};
 
 /// Refuses an adapter whose rank some map has no room for, or whose settings name maps that are not there.
@@ -69,6 +71,24 @@ pub(crate) fn warnings(config: &SftConfig, model: &ModelConfig, batches: usize) 
 }
 
 impl SftConfig {
+    /// The template that was asked for by name; `None` leaves it to the tokenizer.
+    ///
+    /// # Errors
+    /// A name that is neither a template nor a file.
+    pub fn template(&self, tokenizer: &Tokenizer) -> Result<Option<Template>, SettingsError> {
+        if self.chat_template == "auto" {
+            return Ok(None);
+        }
+        if let Some(template) = Template::named(&self.chat_template) {
+            return Ok(Some(template));
+        }
+        let fail = |e: &dyn std::fmt::Display| {
+            bad(format!("chat_template {:?} is neither a template's name nor a readable file: {e}", self.chat_template))
+        };
+        let source = std::fs::read_to_string(&self.chat_template).map_err(|e| fail(&e))?;
+        Jinja::new(&source, tokenizer).map(|jinja| Some(Template::Jinja(jinja))).map_err(|e| fail(&e))
+    }
+
     /// What a person should know of the updates that several ranks make, before a run of them begins.
     pub fn larger_updates(&self) -> Option<String> {
         let (ranks, times) = (self.ranks, self.gradient_accumulation_steps);

@@ -10,7 +10,7 @@ use crate::precision::{Products, RunPrecision};
 use crate::preference::{Objective, PairLoss};
 use crate::storage::BaseDtype;
 use bellows_chat::plan::{Mode, Stop};
-use bellows_chat::{EncodeOptions, ReadOptions, Role, Template, TrainOn, TrainOnEos, Truncation};
+use bellows_chat::{EncodeOptions, ReadOptions, Role, TrainOn, TrainOnEos, Truncation};
 use bellows_kernels::Precision;
 use bellows_learner::{Decay, LearnerConfig, Limits, OptimizerKind, Schedule, UpdateSchedule, Wire};
 use bellows_settings::{Layer, SettingsError, merge, settings, with_text};
@@ -300,7 +300,7 @@ fn with_names(layer: &Layer) -> Layer {
     layer
 }
 
-fn bad(reason: String) -> SettingsError {
+pub(crate) fn bad(reason: String) -> SettingsError {
     SettingsError { origin: "settings".into(), reason }
 }
 
@@ -396,16 +396,7 @@ impl SftConfig {
             ([&self.text_key, &self.prompt_key, &self.completion_key].iter().any(|key| key.is_empty()), "a key of the data is empty"),
         ];
         let (of_pairs, dpo) = (self.objective.is_of_pairs(), self.objective == Objective::Dpo);
-        let embedding_trained = self.method == Method::Full || self.lora().trains(EMBEDDING);
         let rules = rules.into_iter().chain([
-            (
-                !self.new_tokens.is_empty() && !embedding_trained,
-                "new_tokens need rows that are trained: modules_to_save embed_tokens (and lm_head, if the model has one)",
-            ),
-            (
-                self.embedding_learning_rate.is_some() && !embedding_trained,
-                "embedding_learning_rate: the embedding is not trained: modules_to_save embed_tokens",
-            ),
             (
                 self.embedding_learning_rate.is_some() && self.learning_rate == 0.0,
                 "embedding_learning_rate is a multiple of learning_rate, which is 0",
@@ -435,6 +426,10 @@ impl SftConfig {
         if let Some((_, rule)) = rules.into_iter().find(|(broken, _)| *broken) {
             return Err(bad(rule.to_string()));
         }
+        // What an adapter trains that is gone on with, its own settings say.
+        if self.adapter.is_none() {
+            self.check_rows()?;
+        }
         if let Some(kind) = self.save_gguf.as_ref().filter(|kind| Preset::from_name(kind).is_none()) {
             return Err(bad(format!("save_gguf {kind:?} is none of {}", Preset::ALL.map(Preset::name).join(", "))));
         }
@@ -447,6 +442,23 @@ impl SftConfig {
         check_names(&self.concept_skip).map_err(bad)?;
         Limits::of(&self.heartbeat).map_err(bad)?;
         self.encoding().map(drop)
+    }
+
+    /// That rows which are added, or have a rate of their own, are trained.
+    ///
+    /// # Errors
+    /// The setting that wants them trained.
+    pub(crate) fn check_rows(&self) -> Result<(), SettingsError> {
+        let embedding_trained = self.method == Method::Full || self.lora().trains(EMBEDDING);
+        if !self.new_tokens.is_empty() && !embedding_trained {
+            return Err(bad(
+                "new_tokens need rows that are trained: modules_to_save embed_tokens (and lm_head, if the model has one)".into()
+            ));
+        }
+        if self.embedding_learning_rate.is_some() && !embedding_trained {
+            return Err(bad("embedding_learning_rate: the embedding is not trained: modules_to_save embed_tokens".into()));
+        }
+        Ok(())
     }
 
     /// How the concept is taken out.
@@ -528,24 +540,6 @@ impl SftConfig {
     pub fn reading(&self) -> ReadOptions {
         let Self { text_key, prompt_key, completion_key, .. } = self.clone();
         ReadOptions { text_key, prompt_key, completion_key, pairs: Some(self.objective.is_of_pairs()) }
-    }
-
-    /// The template that was asked for by name; `None` leaves it to the tokenizer.
-    ///
-    /// # Errors
-    /// A name that is neither a template nor a file.
-    pub fn template(&self, tokenizer: &bellows_chat::Tokenizer) -> Result<Option<Template>, SettingsError> {
-        if self.chat_template == "auto" {
-            return Ok(None);
-        }
-        if let Some(template) = Template::named(&self.chat_template) {
-            return Ok(Some(template));
-        }
-        let fail = |e: &dyn std::fmt::Display| {
-            bad(format!("chat_template {:?} is neither a template's name nor a readable file: {e}", self.chat_template))
-        };
-        let source = std::fs::read_to_string(&self.chat_template).map_err(|e| fail(&e))?;
-        bellows_chat::Jinja::new(&source, tokenizer).map(|jinja| Some(Template::Jinja(jinja))).map_err(|e| fail(&e))
     }
 
     /// The adapter's part of the settings.

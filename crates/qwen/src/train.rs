@@ -331,7 +331,7 @@ impl Finetune {
 /// does not depend on.
 ///
 /// # Errors
-/// An adapter whose settings cannot be read, and one that has others than were asked for.
+/// An adapter whose settings cannot be read, one that has others than were asked for, and one that leaves rows untrained which have to be trained.
 pub fn with_adapter(mut config: SftConfig) -> Result<(SftConfig, LoraConfig), FinetuneError> {
     let (mut own, plain) = (config.lora(), SftConfig::default().lora());
     let Some(dir) = config.adapter.as_ref().map(PathBuf::from) else { return Ok((config, own)) };
@@ -354,6 +354,7 @@ pub fn with_adapter(mut config: SftConfig) -> Result<(SftConfig, LoraConfig), Fi
     config.set_lora(&lora);
     // An adapter may bring what its settings are not allowed to: weights trained whole where DPO's reference is the model without it.
     config.validate()?;
+    config.check_rows()?;
     Ok((config, lora))
 }
 

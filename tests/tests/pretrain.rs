@@ -80,7 +80,7 @@ fn new_tokens_are_learnt_and_go_with_the_adapter() {
         let (_, err) = run(&[&plain[..], &["--new-tokens", "<ore>"]].concat(), 2);
         assert!(err.contains("new_tokens need rows that are trained"), "{err}");
         let (_, err) = run(&[&plain[..], &["--embedding-learning-rate", "1e-5"]].concat(), 2);
-        assert!(err.contains("the embedding is not trained"), "{err}");
+        assert!(err.contains("neither the embedding nor a head is trained"), "{err}");
     }
 }
 

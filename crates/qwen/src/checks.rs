@@ -145,6 +145,19 @@ mod tests {
     }
 
     #[test]
+    fn a_rate_of_their_own_is_for_rows_that_are_trained_and_new_tokens_for_an_embedding() {
+        let rate = SftConfig { embedding_learning_rate: Some(1e-5), ..SftConfig::default() };
+        let tokens = SftConfig { new_tokens: vec!["<ore>".into()], ..SftConfig::default() };
+        let fine = |config: &SftConfig, saved: &str| SftConfig { modules_to_save: vec![saved.into()], ..config.clone() }.validate().is_ok();
+        assert_eq!(["embed_tokens", "lm_head", "norm"].map(|saved| fine(&rate, saved)), [true, true, false]);
+        assert_eq!(["embed_tokens", "lm_head", "norm"].map(|saved| fine(&tokens, saved)), [true, false, false]);
+        for config in [rate, tokens] {
+            assert!(config.validate().is_err());
+            assert!(SftConfig { method: Method::Full, ..config }.validate().is_ok());
+        }
+    }
+
+    #[test]
     fn a_run_that_only_warms_up_or_outgrows_its_model_is_told() {
         let model = Base::tiny(["a b"], 0, &Device::flex()).unwrap().config;
         let lines = |config: SftConfig, batches| warnings(&SftConfig { max_seq_length: 512, ..config }, &model, batches);

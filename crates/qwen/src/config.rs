@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::adapter::{ALL_LINEAR, EMBEDDING, LoraConfig, Targets};
+use crate::adapter::{ALL_LINEAR, EMBEDDING, HEAD, LoraConfig, Targets};
 use crate::checkpointing::Checkpointing;
 use crate::concept::edit::Ablation;
 use crate::concept::stages::check_names;
@@ -449,14 +449,17 @@ impl SftConfig {
     /// # Errors
     /// The setting that wants them trained.
     pub(crate) fn check_rows(&self) -> Result<(), SettingsError> {
-        let embedding_trained = self.method == Method::Full || self.lora().trains(EMBEDDING);
+        let lora = self.lora();
+        let embedding_trained = self.method == Method::Full || lora.trains(EMBEDDING);
         if !self.new_tokens.is_empty() && !embedding_trained {
             return Err(bad(
                 "new_tokens need rows that are trained: modules_to_save embed_tokens (and lm_head, if the model has one)".into()
             ));
         }
-        if self.embedding_learning_rate.is_some() && !embedding_trained {
-            return Err(bad("embedding_learning_rate: the embedding is not trained: modules_to_save embed_tokens".into()));
+        if self.embedding_learning_rate.is_some() && !embedding_trained && !lora.trains(HEAD) {
+            return Err(bad(
+                "embedding_learning_rate: neither the embedding nor a head is trained: modules_to_save embed_tokens or lm_head".into(),
+            ));
         }
         Ok(())
     }

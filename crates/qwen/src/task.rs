@@ -546,6 +546,8 @@ mod tests {
         assert_eq!((saved.groups().len(), own.groups().len()), (4, 5));
         assert_eq!((own.role_of(EMBEDDING), group(&own, EMBEDDING)), (Role::Trained(2), Some((0.5, 0.1))));
         assert_eq!(group(&own, "model.norm.weight"), Some((16.0, 0.0)));
+        let head = task(SftConfig { modules_to_save: vec!["lm_head".into()], ..own.config.clone() });
+        assert_eq!((head.role_of(HEAD), head.role_of(EMBEDDING)), (Role::Trained(2), Role::Fixed));
         assert_eq!(group(&own, &layer("self_attn.q_proj.lora.lora_B")), Some((16.0, 0.1)));
         let full = task(SftConfig { method: Method::Full, ..plus });
         for name in ["input_layernorm.weight", "post_attention_layernorm.weight", "self_attn.q_norm.weight", "self_attn.q_proj.bias"] {

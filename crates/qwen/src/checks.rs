@@ -1,7 +1,7 @@
 //! What settings can only be held against once the adapter, the model and the data are there.
 
 use bellows_chat::{Jinja, Template, Tokenizer};
-use bellows_learner::Schedule;
+use bellows_learner::{Decay, Schedule};
 use bellows_settings::SettingsError;
 use serde_json::Map;
 
@@ -66,6 +66,10 @@ pub(crate) fn warnings(config: &SftConfig, model: &ModelConfig, batches: usize) 
             let nothing = if updates == 1 { "stays 0: nothing is learnt" } else { "never reaches learning_rate" };
             lines.push(format!("warning: the warm-up covers every update of the run ({updates}), and the rate {nothing}"));
         }
+    }
+    let ratio = config.min_lr_ratio;
+    if config.lr_scheduler_type == Decay::Constant && ratio > 0.0 {
+        lines.push(format!("warning: lr_scheduler_type constant ends at learning_rate: min_lr_ratio {ratio} has no effect"));
     }
     lines
 }
@@ -168,6 +172,10 @@ mod tests {
         assert!(lines(SftConfig { warmup_steps: Some(4), ..plain.clone() }, 8)[0].contains("never reaches"));
         assert_eq!(lines(SftConfig { warmup_steps: Some(3), ..plain.clone() }, 8), Vec::<String>::new());
         assert!(warnings(&SftConfig { max_seq_length: 513, ..plain.clone() }, &model, 8)[0].contains("at most 512 tokens"));
+        let ends_at = |decay, ratio| lines(SftConfig { lr_scheduler_type: decay, min_lr_ratio: ratio, ..plain.clone() }, 4);
+        let said = "warning: lr_scheduler_type constant ends at learning_rate: min_lr_ratio 0.1 has no effect";
+        assert_eq!(ends_at(Decay::Constant, 0.1), [said]);
+        assert_eq!([ends_at(Decay::Constant, 0.0), ends_at(Decay::Cosine, 0.1)].concat(), Vec::<String>::new());
         let of = |ranks, times| SftConfig { ranks, batch_size: 3, gradient_accumulation_steps: times, ..plain.clone() }.larger_updates();
         let said = "updates: of 12 rows (2 ranks of 6), and fewer than one rank makes; --gradient-accumulation-steps 1 makes one rank's";
         assert_eq!([of(1, 2), of(2, 2)], [None, Some(said.into())]);

@@ -261,7 +261,9 @@ fn a_film_comes_back_with_boxes() {
         std::fs::write(dir.path().join("film.mp4"), "").unwrap();
         let (_, error) = expect_code(&mut yolo_train(dir.path(), &look), 2);
         assert!(error.contains("ffmpeg") && error.contains("not installed"), "{error}");
-        return eprintln!("no ffmpeg on this machine: only its absence was tested");
+        // Past the test runner, which shows what a test prints only if it fails.
+        writeln!(std::io::stderr(), "no ffmpeg on this machine: only its absence was tested, a_film_comes_back_with_boxes is not run").ok();
+        return;
     }
     let (out, _) = expect_code(&mut yolo_train(dir.path(), &look), 0);
     assert!(out.contains("video 1/1 (frame 5) film.mp4") && out.contains("3 images in"), "{out}");

@@ -105,11 +105,11 @@ pub fn tiny_chats(dir: &Path) {
     std::fs::write(dir.join("tiny.yaml"), settings).unwrap();
 }
 
-/// The checkpoints of a run, oldest first.
+/// The checkpoints of a run, oldest first, without those that were set aside: their names go on behind a dot.
 pub fn checkpoints(run: &Path) -> Vec<PathBuf> {
     let Ok(entries) = std::fs::read_dir(run.join("checkpoints")) else { return Vec::new() };
     let mut steps: Vec<PathBuf> = entries.map(|e| e.unwrap().path()).filter(|p| p.join("manifest.json").exists()).collect();
-    steps.retain(|p| p.file_name().unwrap().to_string_lossy().starts_with("step-"));
+    steps.retain(|p| p.extension().is_none() && p.file_name().unwrap().to_string_lossy().starts_with("step-"));
     steps.sort();
     steps
 }

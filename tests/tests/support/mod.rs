@@ -114,6 +114,12 @@ pub fn checkpoints(run: &Path) -> Vec<PathBuf> {
     steps
 }
 
+/// Whether a run has a checkpoint of this step or a later one: that of a step goes again two saves later, which may be before somebody looks.
+pub fn reached(run: &Path, step: u64) -> bool {
+    let wanted = format!("step-{step:09}");
+    checkpoints(run).iter().any(|path| *path.file_name().unwrap().to_string_lossy() >= *wanted)
+}
+
 /// Weights, moments, EMA, gradients and `results.csv` without the time column.
 pub fn ending(run: &Path) -> Vec<(String, Vec<u8>)> {
     let newest = checkpoints(run).pop().unwrap();

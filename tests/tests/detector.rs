@@ -212,7 +212,7 @@ fn what_cannot_be_used_gets_one_sentence_and_code_2() {
         "bomb.jpg",
     ]);
     let (_, error) = expect_code(command.current_dir(dir.path()).env("XDG_CACHE_HOME", dir.path().join("cache")), 2);
-    assert!(error.contains("bomb.jpg"), "{error}");
+    assert!(error.contains("skipped bomb.jpg: Image size exceeds limit"), "{error}");
 }
 
 #[test]

@@ -39,6 +39,17 @@ pub fn expect_code(command: &mut Command, code: i32) -> (String, String) {
     (out, err)
 }
 
+/// Panics unless the last line of standard error, and no other, is an error, all of it has these words, and there is nothing of a panic.
+pub fn one_sentence(error: &str, words: &[&str], what: &str) {
+    assert!(!error.contains("panicked") && !error.contains("backtrace"), "{what}: {error}");
+    let is_error = |line: &str| line.starts_with("error");
+    let last = error.lines().last().is_some_and(is_error);
+    assert!(last && error.lines().filter(|line| is_error(line)).count() == 1, "{what}: {error}");
+    for word in words {
+        assert!(error.contains(word), "{what}: no {word:?} in: {error}");
+    }
+}
+
 /// Sends a signal, by its name without SIG.
 pub fn signal(child: &Child, name: &str) {
     assert!(Command::new("kill").args(["-s", name, &child.id().to_string()]).status().unwrap().success());

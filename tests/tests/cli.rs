@@ -1,7 +1,7 @@
 //! What a user meets before training starts: help, mistakes, one clear sentence and exit code 2 (nothing created, nothing lost).
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-use crate::support::{expect_bounds, expect_code, expect_peak, llm_finetune, tiny_data, yolo_train};
+use crate::support::{expect_bounds, expect_code, expect_peak, llm_finetune, one_sentence, tiny_data, yolo_train};
 
 #[test]
 fn help_is_grouped_and_complete() {
@@ -58,9 +58,7 @@ fn mistakes_get_one_sentence_and_code_2() {
     ];
     for (args, words) in cases {
         let (_, error) = expect_code(&mut yolo_train(dir.path(), args), 2);
-        for word in words {
-            assert!(error.contains(word), "{args:?}: no {word:?} in: {error}");
-        }
+        one_sentence(&error, words, &format!("{args:?}"));
     }
     assert!(!dir.path().join("runs/detect/train").exists(), "what never began leaves no run directory");
 }

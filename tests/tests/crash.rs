@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use crate::support::{self, checkpoints, ending, expect_code, tiny_data, yolo_train};
+use crate::support::{self, checkpoints, ending, expect_code, reached, tiny_data, yolo_train};
 
 /// Batches an epoch of the tiny set: 11 images, 4 a batch; windows of 2 straddle the epochs; mosaic closes in the last of 3.
 const BATCHES: u64 = 3;
@@ -43,9 +43,8 @@ fn killed_and_resumed_it_ends_in_the_same_bits() {
         let run = dir.path().join("runs/detect").join(&name);
         let mut child = start(dir.path(), &name);
         let started = Instant::now();
-        let wanted = format!("step-{kill_at:09}");
-        while !checkpoints(&run).iter().any(|p| *p.file_name().unwrap().to_string_lossy() >= *wanted) {
-            assert!(started.elapsed() < Duration::from_secs(120) && child.try_wait().unwrap().is_none(), "{name} never got to {wanted}");
+        while !reached(&run, kill_at) {
+            assert!(started.elapsed() < Duration::from_secs(120) && child.try_wait().unwrap().is_none(), "{name} never got there");
             std::thread::sleep(Duration::from_millis(5));
         }
         child.kill().unwrap();

@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::support::{self, expect_code, tiny_data, yolo_train};
+use crate::support::{self, expect_code, one_sentence, tiny_data, yolo_train};
 use serde_json::Value;
 
 /// Two epochs on the tiny data in `dir`: enough for boxes, if not for good ones.
@@ -190,9 +190,7 @@ fn what_cannot_be_used_gets_one_sentence_and_code_2() {
     ];
     for (args, words) in cases {
         let (_, error) = expect_code(&mut yolo_train(dir.path(), args), 2);
-        for word in words {
-            assert!(error.contains(word), "{args:?}: no {word:?} in: {error}");
-        }
+        one_sentence(&error, words, &format!("{args:?}"));
     }
     // A picture of 20,000 x 20,000 pixels that is not there is skipped without room being made for it.
     let mut bomb = std::fs::read(dir.path().join("tiny/images/val").join(&files(&dir.path().join("tiny/images/val"))[0])).unwrap();
@@ -212,7 +210,7 @@ fn what_cannot_be_used_gets_one_sentence_and_code_2() {
         "bomb.jpg",
     ]);
     let (_, error) = expect_code(command.current_dir(dir.path()).env("XDG_CACHE_HOME", dir.path().join("cache")), 2);
-    assert!(error.contains("bomb.jpg"), "{error}");
+    assert!(error.contains("skipped bomb.jpg: Image size exceeds limit"), "{error}");
 }
 
 #[test]
@@ -261,7 +259,9 @@ fn a_film_comes_back_with_boxes() {
         std::fs::write(dir.path().join("film.mp4"), "").unwrap();
         let (_, error) = expect_code(&mut yolo_train(dir.path(), &look), 2);
         assert!(error.contains("ffmpeg") && error.contains("not installed"), "{error}");
-        return eprintln!("no ffmpeg on this machine: only its absence was tested");
+        // Past the test runner, which shows what a test prints only if it fails.
+        writeln!(std::io::stderr(), "no ffmpeg on this machine: only its absence was tested, a_film_comes_back_with_boxes is not run").ok();
+        return;
     }
     let (out, _) = expect_code(&mut yolo_train(dir.path(), &look), 0);
     assert!(out.contains("video 1/1 (frame 5) film.mp4") && out.contains("3 images in"), "{out}");

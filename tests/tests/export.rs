@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use crate::support::{expect_code, tiny_data, yolo_train};
+use crate::support::{expect_code, one_sentence, tiny_data, yolo_train};
 use bellows_weights::{onnx, read};
 
 fn run(dir: &Path, line: &str, code: i32) -> (String, String) {
@@ -78,6 +78,6 @@ fn what_cannot_be_exported_is_refused_in_one_sentence() {
         ("export --weights huge.onnx --output x.onnx --format engine", "engine"),
     ] {
         let (_, error) = run(dir.path(), line, 2);
-        assert!(error.contains(words), "{line}: {error}");
+        one_sentence(&error, &[words], line);
     }
 }

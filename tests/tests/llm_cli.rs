@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::support::{expect_bounds, expect_code, expect_peak, llm_finetune, tiny_chats};
+use crate::support::{expect_bounds, expect_code, expect_peak, llm_finetune, one_sentence, tiny_chats};
 use serde_json::{Value, json};
 
 #[test]
@@ -282,14 +282,6 @@ fn mistakes_get_one_sentence_and_code_2() {
         one_sentence(&error, words, &format!("{args:?}"));
     }
     assert!(!dir.path().join("runs/sft/train").exists(), "a refused run leaves no directory");
-}
-
-/// The last line is the error, and there is nothing of a panic.
-fn one_sentence(error: &str, words: &[&str], what: &str) {
-    assert!(!error.contains("panicked") && !error.contains("backtrace"), "{what}: {error}");
-    for word in words {
-        assert!(error.contains(word), "{what}: no {word:?} in: {error}");
-    }
 }
 
 /// A trained adapter, the merged model and a GGUF of the tiny model.

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::support::{checkpoints, expect_code, llm_finetune, tiny_chats};
+use crate::support::{checkpoints, expect_code, llm_finetune, reached, tiny_chats};
 
 /// Micro-batches an epoch of the tiny set: 12 examples, 2 a batch; windows of 4 end with the epoch.
 const BATCHES: u64 = 6;
@@ -46,10 +46,10 @@ fn ending(run: &Path) -> Vec<(String, Vec<u8>)> {
 
 /// Waits until the run has a checkpoint of this step or a later one.
 fn wait_for(run: &Path, step: u64, child: &mut Child) {
-    let (started, wanted) = (Instant::now(), format!("step-{step:09}"));
-    while !checkpoints(run).iter().any(|p| *p.file_name().unwrap().to_string_lossy() >= *wanted) {
+    let started = Instant::now();
+    while !reached(run, step) {
         let running = child.try_wait().unwrap().is_none();
-        assert!(running && started.elapsed() < Duration::from_secs(300), "{} never got to {wanted}", run.display());
+        assert!(running && started.elapsed() < Duration::from_secs(300), "{} never got to step {step}", run.display());
         std::thread::sleep(Duration::from_millis(5));
     }
 }

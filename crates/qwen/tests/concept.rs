@@ -159,7 +159,7 @@ fn a_vector_that_is_added_moves_the_next_word_and_goes_to_llama_cpp() {
     let written = Gguf::open(&file).unwrap();
     assert_eq!(written.metadata()["general.architecture"].as_str(), Some("controlvector"));
     let values = written.tensor_f32("direction.1").unwrap();
-    assert!(values.iter().zip(&vector).all(|(a, b)| f64::from(*a) - b < 1e-6) && values.len() == vector.len());
+    assert!(values.iter().zip(&vector).all(|(a, b)| (f64::from(*a) - b).abs() < 1e-6) && values.len() == vector.len());
     let early = write_control_vector(&file, &vector, Place { layer: 1, position: 1 }, &base.config, "words");
     assert!(early.unwrap_err().to_string().contains("layer 1"));
 }

@@ -39,6 +39,17 @@ pub fn expect_code(command: &mut Command, code: i32) -> (String, String) {
     (out, err)
 }
 
+/// Panics unless the last line of standard error, and no other, is an error, all of it has these words, and there is nothing of a panic.
+pub fn one_sentence(error: &str, words: &[&str], what: &str) {
+    assert!(!error.contains("panicked") && !error.contains("backtrace"), "{what}: {error}");
+    let is_error = |line: &str| line.starts_with("error");
+    let last = error.lines().last().is_some_and(is_error);
+    assert!(last && error.lines().filter(|line| is_error(line)).count() == 1, "{what}: {error}");
+    for word in words {
+        assert!(error.contains(word), "{what}: no {word:?} in: {error}");
+    }
+}
+
 /// Sends a signal, by its name without SIG.
 pub fn signal(child: &Child, name: &str) {
     assert!(Command::new("kill").args(["-s", name, &child.id().to_string()]).status().unwrap().success());
@@ -105,13 +116,19 @@ pub fn tiny_chats(dir: &Path) {
     std::fs::write(dir.join("tiny.yaml"), settings).unwrap();
 }
 
-/// The checkpoints of a run, oldest first.
+/// The checkpoints of a run, oldest first, without those that were set aside: their names go on behind a dot.
 pub fn checkpoints(run: &Path) -> Vec<PathBuf> {
     let Ok(entries) = std::fs::read_dir(run.join("checkpoints")) else { return Vec::new() };
     let mut steps: Vec<PathBuf> = entries.map(|e| e.unwrap().path()).filter(|p| p.join("manifest.json").exists()).collect();
-    steps.retain(|p| p.file_name().unwrap().to_string_lossy().starts_with("step-"));
+    steps.retain(|p| p.extension().is_none() && p.file_name().unwrap().to_string_lossy().starts_with("step-"));
     steps.sort();
     steps
+}
+
+/// Whether a run has a checkpoint of this step or a later one: that of a step goes again two saves later, which may be before somebody looks.
+pub fn reached(run: &Path, step: u64) -> bool {
+    let wanted = format!("step-{step:09}");
+    checkpoints(run).iter().any(|path| *path.file_name().unwrap().to_string_lossy() >= *wanted)
 }
 
 /// Weights, moments, EMA, gradients and `results.csv` without the time column.

@@ -363,13 +363,14 @@ impl Observer for StopAfter {
 /// Files by name, rows, exported weights.
 pub type Ending = (Vec<(String, Vec<u8>)>, String, Vec<u8>);
 
-/// The newest checkpoint's files, `results.csv` without its time column, and the exported weights.
+/// The newest checkpoint's files (what was set aside is none: its name goes on behind a dot), `results.csv` without its time
+/// column, and the exported weights.
 pub fn ending(dir: &Path) -> Ending {
     let run = RunDir::open(dir.join("run")).unwrap();
     let newest = std::fs::read_dir(run.checkpoints())
         .unwrap()
         .map(|e| e.unwrap().path())
-        .filter(|p| p.join("manifest.json").exists())
+        .filter(|p| p.extension().is_none() && p.join("manifest.json").exists())
         .max()
         .unwrap();
     let mut members: Vec<(String, Vec<u8>)> = std::fs::read_dir(&newest)

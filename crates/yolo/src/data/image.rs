@@ -179,12 +179,17 @@ pub(crate) mod tests {
 
     #[test]
     fn a_huge_picture_is_refused_before_it_is_allocated() {
-        // A PNG header that claims 20000 x 20000, with nothing behind it.
-        let mut png = encode(DynamicImage::ImageLuma8(ImageBuffer::new(16, 16)), ImageFormat::Png);
-        png[16..24].copy_from_slice(&[0, 0, 0x4E, 0x20, 0, 0, 0x4E, 0x20]);
-        let crc = crc32(&png[12..29]);
-        png[29..33].copy_from_slice(&crc.to_be_bytes());
-        assert!(decode(&png, "bomb").is_err());
+        // PNG headers that claim a side, and bytes, over the limit, with nothing behind them.
+        let mut png = encode(DynamicImage::ImageRgb8(ImageBuffer::new(16, 16)), ImageFormat::Png);
+        let claims = [(20_000_u32, "Image size exceeds limit"), (16_000, "768000000 bytes of pixels; at most 268435456 are decoded")];
+        for (side, limit) in claims {
+            png[16..20].copy_from_slice(&side.to_be_bytes());
+            png[20..24].copy_from_slice(&side.to_be_bytes());
+            let crc = crc32(&png[12..29]);
+            png[29..33].copy_from_slice(&crc.to_be_bytes());
+            let told = decode(&png, "bomb").unwrap_err().to_string();
+            assert!(told.contains(limit), "{told}");
+        }
     }
 
     fn crc32(bytes: &[u8]) -> u32 {

@@ -77,8 +77,11 @@ impl Drop for Buffer {
     }
 }
 
-/// Returns a buffer to a pool of at most `limit` floats.
+/// Returns a buffer to a pool of at most `limit` floats; one that is larger displaces nothing.
 fn give(pool: &mut Vec<Vec<f32>>, storage: Vec<f32>, limit: usize) {
+    if storage.len() > limit {
+        return;
+    }
     pool.push(storage);
     let mut held: usize = pool.iter().map(Vec::len).sum();
     let mut oldest = 0;
@@ -96,6 +99,8 @@ fn the_buffers_returned_last_are_kept() {
         give(&mut pool, vec![0.0; len], 100);
         assert!(pool.iter().map(Vec::len).sum::<usize>() <= 100);
     }
+    assert_eq!(pool.iter().map(Vec::len).collect::<Vec<_>>(), [60, 40]);
+    give(&mut pool, vec![0.0; 101], 100);
     assert_eq!(pool.iter().map(Vec::len).collect::<Vec<_>>(), [60, 40]);
     give(&mut pool, vec![0.0; 1], 100);
     assert_eq!(pool.iter().map(Vec::len).collect::<Vec<_>>(), [40, 1]);

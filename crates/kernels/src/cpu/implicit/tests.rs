@@ -3,6 +3,7 @@
 use super::super::reference::{Case, any_geometry, noise, shapes, widen};
 use super::super::simd::{self, Level};
 use super::super::{ConvShape, Epilogue, Lowering, Precision, data_grad, forward, forward_prepared, prepare, weight_grad};
+use super::view::{Source, Tap, View};
 use super::weight_grad_precision;
 use proptest::prelude::*;
 
@@ -48,6 +49,19 @@ fn check(s: &ConvShape, silu: bool) -> Result<(), TestCaseError> {
         prop_assert!(e <= limit(s.batch * s.out_height() * s.out_width()), "weight_grad {level:?} {precision:?} {s:?}: {e}");
     }
     Ok(())
+}
+
+/// A source of more values than 32 bits count is packed a strip at a time, where a smaller one serves itself.
+#[test]
+fn sources_beyond_32_bits_are_packed() {
+    for (channels, direct) in [(40, true), (400, false)] {
+        let source = Source { channels, height: 3504, width: 3504 };
+        let tap = Tap { row: 0, col: 0 };
+        let mut view = View::new(source, [1, 1], [1, 1], [3504, 3504], &[tap], 160, true);
+        assert_eq!(view.direct, direct);
+        view.set_strip(48);
+        assert_eq!(view.offset_table(&[tap], 1).len(), channels);
+    }
 }
 
 /// Long sums are formed in blocks: their error is that of a block and of the sum of the blocks, not of one chain, which for these would be

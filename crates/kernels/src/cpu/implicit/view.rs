@@ -92,7 +92,9 @@ impl View {
             // Pixels as rows of one cell: a strip may then begin anywhere.
             let source = Source { height: rows * cols, width: 1, ..source };
             let mut view = Self::packed(source, step, rows * cols, 1, taps, false);
-            (view.pointwise, view.direct) = (true, in_place);
+            // Starts are 32 bits: of a source beyond them one strip at a time is packed.
+            let reachable = source.channels * source.height <= u32::MAX as usize;
+            (view.pointwise, view.direct) = (true, in_place && reachable);
             view.set_strip(view.rows);
             return view;
         }

@@ -115,7 +115,7 @@ impl Series {
         for &(step, value) in &self.judged {
             canvas.dot(loss.at(step, value), 4.5, JUDGED);
         }
-        lr.line(&mut canvas, thin(&self.lr).map(|b| (b.x, b.mean)), SMOOTH, 2.5);
+        line(&mut canvas, &lr, thin(&self.lr).map(|b| (b.x, b.mean)).collect(), 2.5);
         curve(&mut canvas, &norm, &self.grad_norm);
         legend(&mut canvas, (width - 230.0, 80.0));
         canvas.encode(path)
@@ -152,7 +152,15 @@ fn curve(canvas: &mut Canvas, axes: &Axes, points: &[(f64, f64)]) {
     axes.line(canvas, buckets.iter().flat_map(|b| [(b.x, b.low), (b.x, b.high)]), RAW, 1.5);
     let means: Vec<f64> = buckets.iter().map(|b| b.mean).collect();
     let smooth = gaussian(&means, (means.len() as f64 / 100.0).max(1.0));
-    axes.line(canvas, buckets.iter().map(|b| b.x).zip(smooth), SMOOTH, 3.0);
+    line(canvas, axes, buckets.iter().map(|b| b.x).zip(smooth).collect(), 3.0);
+}
+
+/// A line, or a dot where there is one point: a line of one would not be seen.
+fn line(canvas: &mut Canvas, axes: &Axes, points: Vec<(f64, f64)>, width: f64) {
+    if let &[(x, y)] = points.as_slice() {
+        canvas.dot(axes.at(x, y), 4.5, SMOOTH);
+    }
+    axes.line(canvas, points, SMOOTH, width);
 }
 
 fn legend(canvas: &mut Canvas, (x, y): (f64, f64)) {
@@ -193,5 +201,15 @@ mod tests {
         for series in [series, Series::default()] {
             assert!(series.draw(Path::new(PICTURE)).unwrap().starts_with(b"\x89PNG"));
         }
+    }
+
+    #[test]
+    fn a_single_point_is_seen() {
+        let drawn = |points: &[(f64, f64)]| {
+            let mut canvas = Canvas::paper(60, 60);
+            curve(&mut canvas, &Axes { frame: ((0.0, 0.0), (60.0, 60.0)), x: 0.0..2.0, y: 0.0..2.0 }, points);
+            canvas.finish(Path::new(PICTURE)).unwrap().pixels().any(|pixel| pixel.0 == SMOOTH)
+        };
+        assert!(drawn(&[(1.0, 1.0)]) && !drawn(&[]));
     }
 }

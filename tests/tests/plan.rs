@@ -47,7 +47,9 @@ fn a_plan_of_a_detector_is_what_a_step_holds() {
         let bench = ["benchmark", "--batch", batch, "--imgsz", imgsz, "--steps", "1", "--json"];
         let report = json(&expect_code(&mut yolo_train(dir.path(), &bench), 0).0);
         let plan = ["plan", "--batch", batch, "--imgsz", imgsz, "--workers", "1", "--device", "cpu", "--json"];
-        let planned = json(&expect_code(&mut yolo_train(dir.path(), &plan), 0).0);
+        // As the benchmark: one moment, and a batch an update.
+        let asked = [&plan[..], &["--optimizer", "SGD", "--nbs", batch]].concat();
+        let planned = json(&expect_code(&mut yolo_train(dir.path(), &asked), 0).0);
         let (peak, held) = (planned["peak_gb"].as_f64().unwrap(), measured(&report));
         assert!((peak / held - 1.0).abs() < 0.15, "{batch} x {imgsz}: {peak} GB planned, {held} held");
     }

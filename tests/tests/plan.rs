@@ -241,6 +241,11 @@ fn batches_are_measured_upward_in_processes_of_their_own() {
         assert_eq!(row["seq"], rows[0]["seq"], "the longest row, whatever the batch");
         support::expect_peak(&row["peak_gb"]);
     }
+    // What is planned is the run's own plan: its updates are of several batches, whose gradients are summed up.
+    let summed = ["--config", "tiny.yaml", "--method", "full", "--gradient-accumulation-steps", "4", "--json"];
+    let (out, _) = expect_code(&mut llm_finetune(dir.path(), &[&["tune-batch", "--most", "1"], &summed[..]].concat()), 0);
+    let (own, _) = expect_code(&mut llm_finetune(dir.path(), &[&["plan", "--batch-size", "1"], &summed[..]].concat()), 0);
+    assert_eq!(json(&out)[0]["planned_gb"], json(&own)["peak_gb"], "{out}{own}");
     let (out, _) = expect_code(&mut llm_finetune(dir.path(), &["tune-batch", "--config", "tiny.yaml", "--most", "1"]), 0);
     let lines: Vec<&str> = out.lines().collect();
     let heading = ["batch", "peak GB", "planned GB", "tokens/s", "examples/s", "fragmented", "watts"];

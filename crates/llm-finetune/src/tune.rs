@@ -7,6 +7,7 @@ use std::process::{Command, Stdio};
 use bellows_chat::{Encoded, Fault};
 use bellows_cli::{Context, Exit, Failure, Signals, Usage, join_pool, local_rank, note, pick_device, say, scratch};
 use bellows_device::{Selected, Telemetry, this_program};
+use bellows_learner::StepTimes;
 use bellows_learner::bench::{StepTimer, median};
 use bellows_learner::memory::{Place, peak_memory};
 use bellows_qwen::config::SftConfig;
@@ -22,7 +23,7 @@ use crate::prove::{has_numbers, of_run, prove};
 use crate::settle::settle_memory;
 use crate::train::{data_paths, find_model, open_base, open_data, open_tokenizer, pick_template};
 
-/// Steps of a measurement: one to warm up, and those that count.
+/// Updates of a measurement: one to warm up, and those that count.
 const STEPS: usize = 3;
 
 /// A column: its heading, the key of a measurement, digits.
@@ -112,14 +113,16 @@ fn in_a_child(typed: &[String], batch: usize, folder: &Path) -> Result<Result<Va
     Ok(Err((exit, format!("{} ({})", child.status, last(&child.stderr)))))
 }
 
-/// A few steps of this batch on the longest row, an evaluation on the longest of its own, a checkpoint and an adapter; what that took, as JSON.
+/// A few updates of this batch on the longest row, an evaluation on the longest of its own, a checkpoint and an adapter; what that took, as JSON.
 fn measure(config: SftConfig, batch: usize, signals: &Signals) -> Result<(), Failure> {
     join_pool(0)?;
     // A packed row is as long as may be, whatever the examples are; those that are judged are never packed.
     let fill = if config.packing { config.max_seq_length } else { 0 };
+    // Two batches an update hold what more of them do: the sum of gradients.
+    let windows = config.gradient_accumulation_steps.min(2);
     let config = SftConfig {
         batch_size: batch,
-        gradient_accumulation_steps: 1,
+        gradient_accumulation_steps: windows,
         epochs: 1,
         eval_steps: 0,
         early_stopping_patience: 0,
@@ -138,7 +141,7 @@ fn measure(config: SftConfig, batch: usize, signals: &Signals) -> Result<(), Fai
     let data = open_data(&config, &paths, &tokenizer, &template)?;
     let per = config.objective.sequences();
     let data = SftData {
-        train: longest(&data.train, batch * STEPS, per, fill)?.into(),
+        train: longest(&data.train, batch * STEPS * windows, per, fill)?.into(),
         valid: longest(&data.valid, batch, per, 0)?.into(),
         ..SftData::default()
     };
@@ -159,7 +162,8 @@ fn measure(config: SftConfig, batch: usize, signals: &Signals) -> Result<(), Fai
     tuning.learner().observe(timer.clone());
     tuning.run()?;
     tuning.save()?;
-    let step_s = median(timer.after(1).iter().map(|t| t.forward + t.backward + t.update).collect());
+    let seconds = |window: &[StepTimes]| window.iter().map(|t| t.forward + t.backward + t.update).sum::<f64>();
+    let step_s = median(timer.after(windows).chunks(windows).map(seconds).collect()) / windows as f64;
     let usage = device.device.memory_pool_usage();
     let reading = telemetry.latest();
     let row = json!({

@@ -47,7 +47,9 @@ fn a_plan_of_a_detector_is_what_a_step_holds() {
         let bench = ["benchmark", "--batch", batch, "--imgsz", imgsz, "--steps", "1", "--json"];
         let report = json(&expect_code(&mut yolo_train(dir.path(), &bench), 0).0);
         let plan = ["plan", "--batch", batch, "--imgsz", imgsz, "--workers", "1", "--device", "cpu", "--json"];
-        let planned = json(&expect_code(&mut yolo_train(dir.path(), &plan), 0).0);
+        // As the benchmark: one moment, and a batch an update.
+        let asked = [&plan[..], &["--optimizer", "SGD", "--nbs", batch]].concat();
+        let planned = json(&expect_code(&mut yolo_train(dir.path(), &asked), 0).0);
         let (peak, held) = (planned["peak_gb"].as_f64().unwrap(), measured(&report));
         assert!((peak / held - 1.0).abs() < 0.15, "{batch} x {imgsz}: {peak} GB planned, {held} held");
     }
@@ -239,6 +241,11 @@ fn batches_are_measured_upward_in_processes_of_their_own() {
         assert_eq!(row["seq"], rows[0]["seq"], "the longest row, whatever the batch");
         support::expect_peak(&row["peak_gb"]);
     }
+    // What is planned is the run's own plan: its updates are of several batches, whose gradients are summed up.
+    let summed = ["--config", "tiny.yaml", "--method", "full", "--gradient-accumulation-steps", "4", "--json"];
+    let (out, _) = expect_code(&mut llm_finetune(dir.path(), &[&["tune-batch", "--most", "1"], &summed[..]].concat()), 0);
+    let (own, _) = expect_code(&mut llm_finetune(dir.path(), &[&["plan", "--batch-size", "1"], &summed[..]].concat()), 0);
+    assert_eq!(json(&out)[0]["planned_gb"], json(&own)["peak_gb"], "{out}{own}");
     let (out, _) = expect_code(&mut llm_finetune(dir.path(), &["tune-batch", "--config", "tiny.yaml", "--most", "1"]), 0);
     let lines: Vec<&str> = out.lines().collect();
     let heading = ["batch", "peak GB", "planned GB", "tokens/s", "examples/s", "fragmented", "watts"];

@@ -217,9 +217,9 @@ impl Counters {
         };
     }
 
-    /// Mean of each loss item over this epoch so far.
+    /// Mean of each loss item over this epoch so far; no numbers where nothing was trained: a loss of 0 would be a lie.
     pub fn item_means(&self) -> Vec<f64> {
-        self.item_sums.iter().map(|sum| sum / self.item_count.max(1) as f64).collect()
+        self.item_sums.iter().map(|sum| sum / self.item_count as f64).collect()
     }
 }
 

@@ -63,8 +63,9 @@ pub(crate) fn event(kind: &str, counters: &Counters, fields: Value) -> String {
     line.to_string()
 }
 
-/// What a `step` event tells of a batch.
-pub(crate) fn step_fields(items: &[&'static str], unit: &str, report: &BatchReport, metrics: Value) -> Value {
+/// What a `step` event tells of a batch. `grad_norm` is that of the newest update since the event before, for the batches that have an event may all be
+/// others than those that complete an update.
+pub(crate) fn step_fields(items: &[&'static str], unit: &str, report: &BatchReport, grad_norm: Option<f64>, metrics: Value) -> Value {
     let items: Map<String, Value> = items.iter().zip(&report.items).map(|(n, v)| (n.to_string(), json!(v))).collect();
     let mut fields = json!({
         "items": items,
@@ -72,7 +73,7 @@ pub(crate) fn step_fields(items: &[&'static str], unit: &str, report: &BatchRepo
         unit: report.units,
         format!("{unit}/s"): (report.rate() * 10.0).round() / 10.0,
         "lr": report.lr,
-        "grad_norm": report.grad_norm,
+        "grad_norm": grad_norm,
         "metrics": metrics,
     });
     if let Value::Object(fields) = &mut fields {

@@ -58,12 +58,14 @@ pub(crate) struct Clock {
     /// Where the time of this epoch's steps went, and the seconds in which they were.
     pub(crate) times: StepTimes,
     pub(crate) trained_s: f64,
+    /// The norm of the newest update that no `step` event has told.
+    pub(crate) grad_norm: Option<f64>,
 }
 
 impl Clock {
     pub(crate) fn start() -> Self {
         let (saved, times) = (Saved::default(), StepTimes::default());
-        Self { lap: Instant::now(), saved, safe: None, readable: None, times, trained_s: 0.0 }
+        Self { lap: Instant::now(), saved, safe: None, readable: None, times, trained_s: 0.0, grad_norm: None }
     }
 
     /// Seconds since the last lap.

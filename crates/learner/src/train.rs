@@ -212,8 +212,10 @@ impl<T: Task> Run<T> {
             items: step.items,
         };
         self.watchers.update(&step.outputs, report.position, plan.batches.len());
+        self.clock.grad_norm = report.grad_norm.or(self.clock.grad_norm);
         if report.position.is_multiple_of(self.settings.config.log_every.max(1)) {
-            let fields = step_fields(task.item_names(), task.unit(), &report, self.watchers.values());
+            let grad_norm = self.clock.grad_norm.take();
+            let fields = step_fields(task.item_names(), task.unit(), &report, grad_norm, self.watchers.values());
             self.event("step", fields);
         }
         self.journal.scalars(&tensorboard::of_batch(task.item_names(), task.unit(), &report));

@@ -5,6 +5,7 @@ use crate::ranks::{on_threads, rank};
 use crate::toy::{self, Toy, config, data, ending, identity, learner, no_poison};
 use bellows_learner::{LearnError, LearnerConfig, LossScale, LossScaling, Outcome, Schedule};
 use bellows_ranks::Exchange;
+use burn::data::dataset::InMemDataset;
 
 #[test]
 fn a_poisoned_batch_leaves_everything_as_it_was() {
@@ -118,6 +119,27 @@ fn an_evaluation_that_is_not_a_number_is_never_best_and_can_be_resumed_from() {
     session.fit(&data()).unwrap();
     let (fitness, epoch) = session.state().counters.best.unwrap();
     assert!(fitness.is_finite() && epoch >= 2, "{fitness} in epoch {epoch}");
+}
+
+#[test]
+fn an_epoch_without_a_trained_batch_has_no_loss() {
+    fn poison(epoch: usize, _: usize) -> bool {
+        epoch == 1
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let mut session = learner(dir.path(), config(), poison);
+    // Two batches, for three in a row would go back.
+    assert_eq!(session.fit(&InMemDataset::new((0..2 * toy::BATCH).collect())).unwrap(), Outcome::Finished);
+    let counters = &session.state().counters;
+    assert_eq!((counters.skipped, counters.rollbacks), (2, 0));
+    let rows = std::fs::read_to_string(dir.path().join("run/results.csv")).unwrap();
+    let losses: Vec<Vec<&str>> = rows.lines().skip(1).map(|row| row.split(',').skip(2).take(2).collect()).collect();
+    assert_eq!((losses.len(), losses[1].as_slice()), (toy::EPOCHS, &["nan"; 2][..]));
+    let number = |text: &&str| text.parse::<f64>().is_ok_and(|loss| loss > 0.0);
+    assert!([0, 2, 3].iter().all(|&epoch| losses[epoch].iter().all(number)), "{rows}");
+    let events = std::fs::read_to_string(dir.path().join("run/events.jsonl")).unwrap();
+    let epochs: Vec<&str> = events.lines().filter(|line| line.contains("\"event\":\"epoch\"")).collect();
+    assert!(epochs[1].contains("\"train\":[null,null]") && !epochs[2].contains("null"), "{epochs:?}");
 }
 
 #[test]

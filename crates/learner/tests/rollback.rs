@@ -1,7 +1,9 @@
 //! Going back after batches that are not finite: to a place that the settings chose, and past the data that did it (contract P3 and P6).
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+use std::cell::RefCell;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 use crate::toy::{self, BATCH, BATCHES, Poison, Toy, config, data, ending, learner, learner_of};
 use bellows_learner::{BatchReport, LearnerConfig, Observer, Outcome, Place, Schedule, UpdateSchedule};
@@ -59,6 +61,32 @@ fn windows_of_updates_are_shorter_without_what_is_left_out() {
         let counters = &session.state().counters;
         assert_eq!((counters.pending, counters.updates), (0, 12), "three an epoch, and nothing is left of the last one");
     }
+}
+
+/// The gradient norms of a session's updates.
+struct Norms(Rc<RefCell<Vec<f64>>>);
+
+impl Observer for Norms {
+    fn on_batch(&mut self, report: &BatchReport) {
+        self.0.borrow_mut().extend(report.grad_norm);
+    }
+}
+
+/// Of every second batch there is a line, and every second one completes an update: never the same.
+#[test]
+fn a_line_tells_the_norm_of_the_newest_update_since_the_line_before() {
+    let dir = tempfile::tempdir().unwrap();
+    let schedule = UpdateSchedule { lr: 0.01, batch: BATCH, accumulate: 2, ..UpdateSchedule::default() };
+    let config = LearnerConfig { schedule: Schedule::Updates(schedule), log_every: 2, ..config() };
+    let mut session = learner(dir.path(), config, toy::no_poison);
+    let norms = Rc::new(RefCell::new(Vec::new()));
+    session.observe(Norms(Rc::clone(&norms)));
+    assert_eq!(session.fit(&data()).unwrap(), Outcome::Finished);
+    let made = norms.borrow();
+    // Nothing was updated before the first line; the last update comes after the last one.
+    let expected: Vec<Option<f64>> = std::iter::once(None).chain(made.iter().copied().map(Some)).take(made.len()).collect();
+    let told: Vec<Option<f64>> = events(dir.path(), "step").iter().map(|event| event["grad_norm"].as_f64()).collect();
+    assert!(told == expected && made.len() == toy::EPOCHS * BATCHES / 2, "{told:?} of {made:?}");
 }
 
 /// Spoils the checkpoint of the first epoch's end while the second one is trained: a file of it, or all.

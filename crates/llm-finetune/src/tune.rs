@@ -1,14 +1,17 @@
 //! `tune-batch`: what batches of growing size take and how fast they are, measured. Each is measured in a process of its own, which may die of it,
 //! on the longest row there is, again and again, with an evaluation and a checkpoint.
 
+use std::cell::Cell;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::rc::Rc;
 
 use bellows_chat::{Encoded, Fault};
 use bellows_cli::{Context, Exit, Failure, Signals, Usage, join_pool, local_rank, note, pick_device, say, scratch};
-use bellows_device::{Selected, Telemetry, this_program};
+use bellows_device::{Reading, Selected, Telemetry, this_program};
 use bellows_learner::bench::{StepTimer, median};
 use bellows_learner::memory::{Place, peak_memory};
+use bellows_learner::{BatchReport, Observer, StepTimes};
 use bellows_qwen::config::SftConfig;
 use bellows_qwen::data::SftData;
 use bellows_qwen::examples::Examples;
@@ -22,7 +25,7 @@ use crate::prove::{has_numbers, of_run, prove};
 use crate::settle::settle_memory;
 use crate::train::{data_paths, find_model, open_base, open_data, open_tokenizer, pick_template};
 
-/// Steps of a measurement: one to warm up, and those that count.
+/// Updates of a measurement: one to warm up, and those that count.
 const STEPS: usize = 3;
 
 /// A column: its heading, the key of a measurement, digits.
@@ -112,14 +115,16 @@ fn in_a_child(typed: &[String], batch: usize, folder: &Path) -> Result<Result<Va
     Ok(Err((exit, format!("{} ({})", child.status, last(&child.stderr)))))
 }
 
-/// A few steps of this batch on the longest row, an evaluation on the longest of its own, a checkpoint and an adapter; what that took, as JSON.
+/// A few updates of this batch on the longest row, an evaluation on the longest of its own, a checkpoint and an adapter; what that took, as JSON.
 fn measure(config: SftConfig, batch: usize, signals: &Signals) -> Result<(), Failure> {
     join_pool(0)?;
     // A packed row is as long as may be, whatever the examples are; those that are judged are never packed.
     let fill = if config.packing { config.max_seq_length } else { 0 };
+    // Two batches an update hold what more of them do: the sum of gradients.
+    let windows = config.gradient_accumulation_steps.min(2);
     let config = SftConfig {
         batch_size: batch,
-        gradient_accumulation_steps: 1,
+        gradient_accumulation_steps: windows,
         epochs: 1,
         eval_steps: 0,
         early_stopping_patience: 0,
@@ -138,11 +143,11 @@ fn measure(config: SftConfig, batch: usize, signals: &Signals) -> Result<(), Fai
     let data = open_data(&config, &paths, &tokenizer, &template)?;
     let per = config.objective.sequences();
     let data = SftData {
-        train: longest(&data.train, batch * STEPS, per, fill)?.into(),
+        train: longest(&data.train, batch * STEPS * windows, per, fill)?.into(),
         valid: longest(&data.valid, batch, per, 0)?.into(),
         ..SftData::default()
     };
-    let seq = data.train.lengths().max().unwrap_or(0);
+    let (seq, tokens) = (data.train.lengths().max().unwrap_or(0), tokens(&data.train, batch * per));
     let config = config.stored_at(Place::of(&device.device));
     let (_, here) = local_rank(config.ranks);
     let (config, planned) = settle_memory(config, &shape, &data, &device, here)?;
@@ -152,22 +157,23 @@ fn measure(config: SftConfig, batch: usize, signals: &Signals) -> Result<(), Fai
     }
     let base = open_base(&config, &paths, &device.device)?;
     let (folder, _taken) = scratch(signals)?;
-    let telemetry = Telemetry::start(&device);
+    let (telemetry, highest) = (Telemetry::start(&device), Rc::<Cell<Reading>>::default());
     let mut tuning = Finetune::new(config, base, data, template, &device.device, RunDir::create(&folder, "tune", false)?)?;
     prove(&tuning.model(), tuning.shape(), tuning.config().precision, &device)?;
     let timer = StepTimer::default();
-    tuning.learner().observe(timer.clone());
+    tuning.learner().observe(timer.clone()).observe(Watch { telemetry, highest: Rc::clone(&highest) });
     tuning.run()?;
     tuning.save()?;
-    let step_s = median(timer.after(1).iter().map(|t| t.forward + t.backward + t.update).collect());
+    let seconds = |window: &[StepTimes]| window.iter().map(|t| t.forward + t.backward + t.update).sum::<f64>();
+    let step_s = median(timer.after(windows).chunks(windows).map(seconds).collect()) / windows as f64;
     let usage = device.device.memory_pool_usage();
-    let reading = telemetry.latest();
+    let reading = highest.get();
     let row = json!({
         "batch": batch,
         "seq": seq,
         "peak_gb": peak(&device),
         "planned_gb": planned.peak() / 1e9,
-        "tokens_per_s": (batch * per * seq) as f64 / step_s,
+        "tokens_per_s": tokens as f64 / step_s,
         "examples_per_s": batch as f64 / step_s,
         "fragmentation": usage.map(|usage| 1.0 - usage.bytes_in_use as f64 / usage.bytes_reserved.max(1) as f64),
         "watts": reading.power,
@@ -183,6 +189,29 @@ fn peak(device: &Selected) -> Option<f64> {
         Some(usage) => Some(usage.bytes_reserved as f64 / 1e9),
         None => peak_memory().map(|gb| 1.024 * gb),
     }
+}
+
+/// Tokens of a batch of so many sequences, without their padding: all batches are alike.
+fn tokens(examples: &Examples, sequences: usize) -> usize {
+    examples.lengths().take(sequences).sum()
+}
+
+/// Keeps the highest readings of a card that trains: when all is done it has been idle for a while.
+struct Watch {
+    telemetry: Telemetry,
+    highest: Rc<Cell<Reading>>,
+}
+
+impl Observer for Watch {
+    fn on_batch(&mut self, _report: &BatchReport) {
+        self.highest.set(higher(self.highest.get(), self.telemetry.latest()));
+    }
+}
+
+/// Each value at its higher.
+fn higher(a: Reading, b: Reading) -> Reading {
+    let of = |a: Option<f64>, b: Option<f64>| a.into_iter().chain(b).reduce(f64::max);
+    Reading { memory: a.memory.max(b.memory), temperature: of(a.temperature, b.temperature), power: of(a.power, b.power) }
 }
 
 /// The longest example of `per` sequences, `count` times: with shorter ones beside it the steps that count would be of fewer tokens than are said. Where it
@@ -224,5 +253,14 @@ mod tests {
         // Of pairs the one with the longest side, with its other side.
         assert_eq!(lengths(longest(&of(&[8, 9, 4, 20, 19, 18]), 2, 2, 0).unwrap()), [4, 20, 4, 20]);
         assert!(longest(&Examples::default(), 3, 1, 64).unwrap().is_empty());
+        // Three batches of a pair, which is not two of its longer side.
+        assert_eq!(tokens(&longest(&of(&[8, 9, 4, 20]), 3, 2, 0).unwrap().into(), 2), 24);
+    }
+
+    #[test]
+    fn a_card_is_told_of_as_it_was_when_it_worked() {
+        let reading = |power, temperature| Reading { power, temperature, ..Reading::default() };
+        let all = [reading(None, None), reading(Some(180.0), Some(61.0)), reading(Some(35.0), Some(64.0)), reading(None, None)];
+        assert_eq!(all.into_iter().reduce(higher), Some(reading(Some(180.0), Some(64.0))));
     }
 }

@@ -98,7 +98,7 @@ impl Series {
         let (width, steps) = (f64::from(SIZE.0), self.loss.iter().chain(&self.judged).map(|p| p.0));
         let x = 0.0..steps.fold(1.0, f64::max) * 1.01;
         let mut panel = |title: &str, frame, of: [&[(f64, f64)]; 2]| {
-            let axes = Axes { frame, x: x.clone(), y: shown(of.into_iter().flatten().map(|p| p.1).collect()) };
+            let axes = Axes { frame, x: x.clone(), y: shown(of) };
             axes.draw(&mut canvas, &Captions { title, x: "batch", y: "", size: 22.0 }, 8.min(x.end as usize), 6);
             if of.iter().all(|points| points.is_empty()) {
                 axes.note(&mut canvas, "no data", 22.0);
@@ -115,18 +115,20 @@ impl Series {
         for &(step, value) in &self.judged {
             canvas.dot(loss.at(step, value), 4.5, JUDGED);
         }
-        lr.line(&mut canvas, thin(&self.lr).map(|b| (b.x, b.mean)), SMOOTH, 2.5);
+        line(&mut canvas, &lr, thin(&self.lr).map(|b| (b.x, b.mean)).collect(), 2.5);
         curve(&mut canvas, &norm, &self.grad_norm);
         legend(&mut canvas, (width - 230.0, 80.0));
         canvas.encode(path)
     }
 }
 
-/// The range to show: all values, but not at the price of flattening them for a few that are far above the others.
-fn shown(mut values: Vec<f64>) -> Range<f64> {
+/// The range to show: all values, but of the first series, which is noisy, not at the price of flattening it for a few that are far above the others. The
+/// second is shown whole: where it rises far above what is trained, that is what it is drawn for.
+fn shown([noisy, judged]: [&[(f64, f64)]; 2]) -> Range<f64> {
+    let mut values: Vec<f64> = noisy.iter().map(|p| p.1).collect();
     values.sort_by(f64::total_cmp);
     let most = values.get(values.len() * 49 / 50).map_or(f64::MAX, |v| v.abs() * 3.0);
-    padded(values.into_iter().map(|v| v.min(most)))
+    padded(values.into_iter().map(|v| v.min(most)).chain(judged.iter().map(|p| p.1)))
 }
 
 /// Neighbouring points put together.
@@ -152,7 +154,15 @@ fn curve(canvas: &mut Canvas, axes: &Axes, points: &[(f64, f64)]) {
     axes.line(canvas, buckets.iter().flat_map(|b| [(b.x, b.low), (b.x, b.high)]), RAW, 1.5);
     let means: Vec<f64> = buckets.iter().map(|b| b.mean).collect();
     let smooth = gaussian(&means, (means.len() as f64 / 100.0).max(1.0));
-    axes.line(canvas, buckets.iter().map(|b| b.x).zip(smooth), SMOOTH, 3.0);
+    line(canvas, axes, buckets.iter().map(|b| b.x).zip(smooth).collect(), 3.0);
+}
+
+/// A line, or a dot where there is one point: a line of one would not be seen.
+fn line(canvas: &mut Canvas, axes: &Axes, points: Vec<(f64, f64)>, width: f64) {
+    if let &[(x, y)] = points.as_slice() {
+        canvas.dot(axes.at(x, y), 4.5, SMOOTH);
+    }
+    axes.line(canvas, points, SMOOTH, width);
 }
 
 fn legend(canvas: &mut Canvas, (x, y): (f64, f64)) {
@@ -188,10 +198,23 @@ mod tests {
         assert_eq!((series.loss[2], series.judged.as_slice()), ((3.0, 3.0), &[(3000.0, 2.5)][..]));
         let buckets: Vec<Bucket> = thin(&series.loss).collect();
         assert!(buckets.len() <= DRAWN && buckets[0].high == 9.0 && buckets[599].low == 0.003, "{}", buckets.len());
-        let range = shown((0..200).map(f64::from).chain([1e6]).collect());
+        let noisy: Vec<(f64, f64)> = (0..200).map(f64::from).chain([1e6]).map(|value| (0.0, value)).collect();
+        let range = shown([&noisy, &[]]);
         assert!((199.0..700.0).contains(&range.end), "{range:?}");
+        let range = shown([&noisy, &[(0.0, 1.0), (200.0, 5000.0)]]);
+        assert!((5000.0..6000.0).contains(&range.end) && range.start < 0.0, "{range:?}");
         for series in [series, Series::default()] {
             assert!(series.draw(Path::new(PICTURE)).unwrap().starts_with(b"\x89PNG"));
         }
+    }
+
+    #[test]
+    fn a_single_point_is_seen() {
+        let drawn = |points: &[(f64, f64)]| {
+            let mut canvas = Canvas::paper(60, 60);
+            curve(&mut canvas, &Axes { frame: ((0.0, 0.0), (60.0, 60.0)), x: 0.0..2.0, y: 0.0..2.0 }, points);
+            canvas.finish(Path::new(PICTURE)).unwrap().pixels().any(|pixel| pixel.0 == SMOOTH)
+        };
+        assert!(drawn(&[(1.0, 1.0)]) && !drawn(&[]));
     }
 }

@@ -18,6 +18,7 @@ use crate::loss::{copies, most};
 use crate::maps::{Map, of_layer};
 use crate::model::ModelConfig;
 use crate::precision::Products;
+use crate::preference::Objective;
 use crate::storage::Storage;
 use bellows_kernels::Precision;
 use bellows_learner::OptimizerKind;
@@ -82,6 +83,8 @@ pub struct Footprint {
     dropout: bool,
     dora: bool,
     pairs: bool,
+    /// Each batch is also computed without the adapter, forward alone.
+    pub(crate) reference: bool,
     accumulates: bool,
     moments: f64,
     weights: f64,
@@ -181,6 +184,7 @@ impl Footprint {
             dropout: config.lora_dropout > 0.0,
             dora: config.use_dora,
             pairs: config.objective.is_of_pairs(),
+            reference: config.objective == Objective::Dpo,
             accumulates: config.gradient_accumulation_steps > 1,
             moments: match config.optim {
                 OptimizerKind::Sgd | OptimizerKind::Lion => 1.0,
@@ -320,7 +324,6 @@ mod tests {
     use crate::adapter::Targets;
     use crate::bench::Size;
     use crate::precision::RunPrecision;
-    use crate::preference::Objective;
 
     fn of(size: &str, config: SftConfig, storage: Storage) -> Footprint {
         Footprint::new(&Size::named(size).unwrap().shape(), &config, storage, Place::Processor).unwrap()

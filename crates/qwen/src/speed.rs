@@ -15,9 +15,10 @@ impl Footprint {
     ///
     /// A map takes two for each weight in the forward pass, two for the gradient of its input, two for that of its weight where that is learnt; a
     /// branch of rank r is maps of r rows and columns, whose inner side is computed once more for their gradients. Of queries and keys half the
-    /// pairs see each other: two products forward, five backward (Dao et al. 2022).
+    /// pairs see each other: two products forward, five backward (Dao et al. 2022). What DPO compares with is one more forward pass, without branches.
     pub fn work(&self, seq: usize, checkpointing: Checkpointing) -> [f64; 2] {
         let (lowest, rerun) = (self.lowest(), checkpointing.of(self.layers()));
+        let reference = f64::from(u8::from(self.reference));
         let (mut products, mut attention) = (0.0, 0.0);
         for (layer, (ranks, whole)) in self.ranks.iter().zip(&self.whole).enumerate() {
             let (deep, again) = (layer >= lowest, layer >= lowest && layer - lowest < rerun);
@@ -25,14 +26,14 @@ impl Footprint {
             for ((rank, whole), (_, [out, input])) in ranks.iter().zip(whole).zip(&self.maps) {
                 let (weights, branch) = ((out * input) as f64, (rank * (out + input)) as f64);
                 let gradients = if *whole { weights } else { 2.0 * branch };
-                products += 2.0 * (passes * (weights + branch) + gradients);
+                products += 2.0 * (passes * (weights + branch) + gradients + reference * weights);
             }
             let [_, q, ..] = self.widths;
             let forward = 2.0 * q * seq as f64;
-            attention += forward * (1.0 + f64::from(u8::from(again)) + if deep { 2.5 } else { 0.0 });
+            attention += forward * (1.0 + reference + f64::from(u8::from(again)) + if deep { 2.5 } else { 0.0 });
         }
         let head = (self.vocabulary[0] * self.vocabulary[1]) as f64;
-        [products + 2.0 * head * if self.head_trained { 3.0 } else { 2.0 }, attention]
+        [products + 2.0 * head * (reference + if self.head_trained { 3.0 } else { 2.0 }), attention]
     }
 
     /// Tokens a second where all of a step runs as if large products took it at `rate` multiplications and additions a second.
@@ -48,6 +49,7 @@ mod tests {
     use crate::bench::Size;
     use crate::config::{Method, SftConfig};
     use crate::memory::Place;
+    use crate::preference::Objective;
     use crate::storage::Storage;
 
     #[test]
@@ -59,6 +61,10 @@ mod tests {
         let lora = run(SftConfig::default());
         let kept = 2.0 * (2.0 * (weights + adapters) + 2.0 * adapters) + 4.0 * head;
         assert_eq!(lora.work(512, Checkpointing::OFF)[0], kept);
+        // Against a reference every product of the model itself is made once more, and attention's two forward.
+        let dpo = run(SftConfig { objective: Objective::Dpo, ..SftConfig::default() });
+        let [products, attention] = lora.work(512, Checkpointing::OFF);
+        assert_eq!(dpo.work(512, Checkpointing::OFF), [products + 2.0 * (weights + head), attention + 24.0 * 2.0 * 896.0 * 512.0]);
         let again = 2.0 * 23.0 / 24.0 * (weights + adapters);
         assert!((lora.work(512, Checkpointing::ALL)[0] - kept - again).abs() < 1.0);
         assert_eq!(

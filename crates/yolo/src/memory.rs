@@ -15,8 +15,8 @@ use crate::model::summary::Summary;
 const F32: f64 = 4.0;
 /// Values that are kept of an output.
 const KEPT: f64 = 1.0;
-/// Copies of the parameters beside the weights: their average, the gradients and their sum, momentum, what an update is made in before the old goes, and
-/// a checkpoint on its way to the disk; values that come and go for an output; bytes of the program: its code, its threads, its tables. Measured.
+/// Copies of the parameters beside the weights: their average, the gradients, momentum, what an update is made in before the old goes, and a checkpoint on
+/// its way to the disk; values that come and go for an output; bytes of the program: its code, its threads, its tables. Measured.
 const PROCESSOR: [f64; 3] = [7.2, 0.23, 53e6];
 /// Cards join the maps that a convolution reads side by side, and keep a step's blocks for the next. So did processors once, and held this.
 const CARD: [f64; 3] = [9.7, 0.48, 42e6];
@@ -28,7 +28,7 @@ const AHEAD: usize = 3;
 pub struct Plan {
     /// The parameters.
     pub weights: f64,
-    /// Averages, gradients, momentum, and an update in the making.
+    /// Averages, gradients and their sum, moments, and an update in the making.
     pub optimizer: f64,
     /// Outputs of convolutions, kept for the backward pass.
     pub activations: f64,
@@ -40,12 +40,22 @@ pub struct Plan {
 
 impl Plan {
     /// Batches of so many images of `channels` x `imgsz` x `imgsz`, through a network of this summary at that size; made by so many workers; `cache` is
-    /// what `cache: ram` holds.
-    pub fn new(summary: &Summary, place: Place, batch: usize, [channels, imgsz]: [usize; 2], workers: usize, cache: f64) -> Self {
+    /// what `cache: ram` holds. The optimizer keeps so many moments, and `accumulates` says that an update is of the gradients of several batches.
+    pub fn new(
+        summary: &Summary,
+        place: Place,
+        batch: usize,
+        [channels, imgsz]: [usize; 2],
+        (moments, accumulates): (usize, bool),
+        workers: usize,
+        cache: f64,
+    ) -> Self {
         let [copies, moving, program] = match place {
             Place::Processor => PROCESSOR,
             Place::Card => CARD,
         };
+        // What was measured has one moment and one batch an update. Neither processors nor cards change a moment in place, for an update may be refused.
+        let copies = copies + 2.0 * (moments as f64 - 1.0) + f64::from(u8::from(accumulates));
         let outputs: usize = summary.convolutions.iter().map(|convolution| convolution.outputs()).sum();
         let (outputs, parameters) = ((batch * outputs) as f64, summary.parameters as f64);
         let images = (batch * channels * imgsz * imgsz) as f64;
@@ -85,7 +95,7 @@ mod tests {
 
     fn plan(scale: Scale, batch: usize, imgsz: usize) -> Plan {
         let model = YoloConfig { scale, ..YoloConfig::new(4) }.init(0, &Device::flex());
-        Plan::new(&model.summary(imgsz, imgsz), Place::Processor, batch, [3, imgsz], 1, 0.0)
+        Plan::new(&model.summary(imgsz, imgsz), Place::Processor, batch, [3, imgsz], (1, false), 1, 0.0)
     }
 
     #[test]
@@ -96,6 +106,16 @@ mod tests {
         // Four times the pixels are four times what a convolution puts out.
         assert_eq!(plan(Scale::N, 4, 640).activations, 4.0 * plan(Scale::N, 4, 320).activations);
         assert_eq!(plan(Scale::N, 4, 320).weights, 4.0 * 3_011_628.0);
+    }
+
+    #[test]
+    fn moments_and_the_sum_of_a_window_are_held_beside_the_parameters() {
+        let summary = YoloConfig::new(4).init(0, &Device::flex()).summary(320, 320);
+        for place in [Place::Processor, Place::Card] {
+            let held = |moments, accumulates| Plan::new(&summary, place, 4, [3, 320], (moments, accumulates), 1, 0.0).peak();
+            let more = [held(2, false), held(1, true), held(2, true)].map(|peak| (peak - held(1, false)) / summary.parameters as f64);
+            assert_eq!(more.map(f64::round), [8.0, 4.0, 12.0], "bytes a parameter");
+        }
     }
 
     #[test]

@@ -132,7 +132,9 @@ pub struct Validation {
     pub coco_classes: Vec<CocoMetrics>,
     /// Mean box, class and distribution loss over the batches; NaN for tiles, which have none.
     pub losses: [f64; 3],
-    /// Confusion at confidence 0.25, or at `conf` where that was given.
+    /// Confidence from which a mistake is one: 0.25, or `conf` where that was given.
+    pub sure: f32,
+    /// Confusion at that.
     pub confusion: ConfusionMatrix,
     /// The first batches.
     pub shown: Vec<Shown>,
@@ -425,6 +427,7 @@ impl<'a> Judge<'a> {
             coco: self.coco.metrics(),
             coco_classes: self.coco.class_metrics(),
             losses: walk.losses,
+            sure: self.sure,
             confusion: self.confusion,
             shown: walk.shown,
             unreadable: walk.unreadable,

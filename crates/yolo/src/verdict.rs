@@ -156,6 +156,7 @@ pub(crate) mod tests {
             coco: coco.metrics(),
             coco_classes: coco.class_metrics(),
             losses: [0.0; 3],
+            sure: 0.25,
             confusion: ConfusionMatrix::new(3, 0.25, 0.45),
             shown: Vec::new(),
             unreadable: Vec::new(),

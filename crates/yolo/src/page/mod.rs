@@ -53,6 +53,7 @@ struct Content<'a> {
     rows: Vec<Row>,
     columns: Vec<String>,
     matrix: Vec<Predicted>,
+    sure: String,
     cases: Vec<Picture>,
     samples: Vec<Picture>,
 }
@@ -96,6 +97,7 @@ impl Page<'_> {
             rows: self.rows(),
             columns: self.columns(),
             matrix: self.matrix(),
+            sure: format_g(f64::from(self.validation.sure), 3),
             cases: self.cases()?,
             samples: self.samples.iter().map(|(caption, bytes)| picture(caption.clone(), bytes)).collect(),
         };
@@ -217,7 +219,7 @@ mod tests {
 
     #[test]
     fn a_page_stands_alone_and_escapes_what_it_shows() {
-        let mut validation = validation();
+        let mut validation = Validation { sure: 0.6, ..validation() };
         let truths = vec![GroundTruth { class: 0, xyxy: [0.1, 0.1, 0.5, 0.5] }];
         let found = vec![Detection { xyxy: [0.6, 0.6, 0.9, 0.9], score: 0.8, class: 1 }];
         validation.cases = vec![Case { index: 0, name: "<img src=x>.jpg".into(), missed: 1, mistaken: 1, found, truths }];
@@ -243,6 +245,7 @@ mod tests {
             "&lt;img src=x&gt;.jpg: 1 missed, 1 false",
             "data:image/jpeg;base64,/9j/",
             "data:image/png;base64,",
+            "with a confidence above 0.6.",
             "<svg",
             "box_loss",
             "prefers-color-scheme: dark",

@@ -1,6 +1,6 @@
 //! Ultralytics' way to write a command line, `yolo detect train data=d.yaml imgsz=640`, in the words that this program has.
 //!
-//! A pure function from words to words: which flags a verb has is read off its [`Command`], so nothing here has to know a setting. `key=value`
+//! A pure function from words to words: which flags a verb has is read off its [`Command`], so nothing here has to know a setting but `freeze`. `key=value`
 //! becomes `--key=value` under the verb's own name for it; what the verb has no flag for is told or refused as [`peer`](crate::peer) says.
 //! Words that are no habit of there are left as they are.
 
@@ -189,7 +189,13 @@ enum Flag {
 }
 
 fn flag(verb: &Command, mode: &str, key: &str, value: &str) -> Result<Flag, String> {
-    let value = value.strip_prefix(['[', '(']).and_then(|v| v.strip_suffix([']', ')'])).map_or(value.into(), |list| list.replace(' ', ""));
+    let list = value.strip_prefix(['[', '(']).and_then(|v| v.strip_suffix([']', ')'])).map(|list| list.replace(' ', ""));
+    let value = match list {
+        // Without brackets it is a number of layers.
+        Some(layer) if key == "freeze" && !layer.contains(',') => format!("[{layer}]"),
+        Some(list) => list,
+        None => value.into(),
+    };
     if value.eq_ignore_ascii_case("none") {
         return Ok(Flag::Nothing);
     }
@@ -293,6 +299,7 @@ mod tests {
             line("freeze=[1,2] plots plots=False amp=True cfg=my.yaml"),
             "--freeze=1,2 --plots=true --plots=False --amp=True --config=my.yaml"
         );
+        assert_eq!(line("freeze=10 freeze=[10] freeze=(10) device=[0]"), "--freeze=10 --freeze=[10] --freeze=[10] --device=0");
     }
 
     #[test]

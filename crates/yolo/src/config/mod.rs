@@ -217,7 +217,7 @@ settings! {
         cos_lr: bool = false;
         /// Nominal batch size that gradients are accumulated to
         nbs: usize = 64;
-        /// Freeze the first n layers, or the layers of a list
+        /// Freeze the first n layers, or the layers of a list, which of one layer is `[N]`
         freeze: Freeze = Freeze::First(0);
         /// Limit of the decay of the averaged weights (EMA)
         ema_decay: f64 = 0.9999;

@@ -72,7 +72,7 @@ settings! {
         /// Images per batch; -1 fills 0.6 of the device's memory, a fraction that much of it
         /// planned (`plan` says how), and no more than memory_limit has room for; 16 where there is no limit and the memory is not known, or that of a CPU, which has other uses
         batch: BatchSize as f64 = BatchSize::Images(16);
-        /// Rectangular training batches of images of similar aspect, without mosaic
+        /// Rectangular training batches of images of similar aspect, without mosaic, mixup and cutmix
         /// their order, and that of images of one aspect, is shuffled
         rect: bool = false;
         /// Side in pixels of the tiles that training images are cut to, anywhere in them; 0 for whole images

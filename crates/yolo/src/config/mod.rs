@@ -19,6 +19,7 @@ pub use absent::{ABSENT, Absent, Taken};
 pub use sampler::Sampler;
 pub use values::{BatchSize, Cache, Freeze, OptimizerChoice, Toggle};
 
+use crate::data::header::MAX_SIDE;
 use crate::data::{AugmentConfig, Levels, SensorConfig, Stack, TileConfig};
 
 /// Settings that a run may be resumed with another value of: they change nothing of what it computes, or (`device`, `conv`, `precision`) compute the
@@ -426,6 +427,7 @@ impl TrainConfig {
         }
         let rules = [
             (self.imgsz == 0 || !self.imgsz.is_multiple_of(STRIDE), format!("imgsz {} is not a positive multiple of {STRIDE}", self.imgsz)),
+            (self.imgsz > MAX_SIDE as usize, format!("imgsz {} is more than {MAX_SIDE} pixels", self.imgsz)),
             (self.epochs == 0, "epochs must be at least 1".into()),
             (self.nbs == 0, "nbs must be at least 1".into()),
             (self.ranks == 0, "ranks must be at least 1".into()),

@@ -75,7 +75,7 @@ pub struct EpochReport {
     pub step: u64,
     /// Epoch, from 0.
     pub epoch: usize,
-    /// Mean loss items.
+    /// Mean loss items; none where they were reported before, and the epoch is judged late because the time has run out.
     pub means: Vec<f64>,
     /// The evaluation, if there was one.
     pub evaluation: Option<Evaluation>,

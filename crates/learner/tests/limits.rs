@@ -62,15 +62,22 @@ impl Observer for SlowExport {
 
 #[test]
 fn time_that_runs_out_while_weights_are_written_asks_for_nothing_more() {
-    for save in [true, false] {
+    for (save, val_interval) in [(true, 1), (false, 1), (true, 5)] {
         let dir = tempfile::tempdir().unwrap();
-        let config = LearnerConfig { time: Some(2.0 / 3600.0), save, ..config() };
+        let config = LearnerConfig { time: Some(2.0 / 3600.0), save, val_interval, ..config() };
         let mut session = learner(dir.path(), config, no_poison);
         session.observe(SlowExport);
         assert_eq!(session.fit(&data()).unwrap(), Outcome::Finished);
         let counters = &session.state().counters;
         assert!(counters.done && counters.epoch == 1 && counters.batches == BATCHES as u64, "{} batches", counters.batches);
-        assert_eq!(rows(dir.path()), 1);
+        assert_eq!(counters.best.unwrap().1, 0);
+        let csv = std::fs::read_to_string(dir.path().join("run/results.csv")).unwrap();
+        let cells: Vec<Vec<&str>> = csv.lines().skip(1).map(|line| line.split(',').collect()).collect();
+        // Epoch, time, two losses and what was judged.
+        let told: Vec<(&str, bool, bool)> =
+            cells.iter().map(|row| (row[0], !row[2].is_empty() && !row[3].is_empty(), !row[4].is_empty())).collect();
+        let late = [("1", true, false), ("1", false, true)];
+        assert_eq!(told, if val_interval == 1 { vec![("1", true, true)] } else { late.to_vec() });
         assert_eq!(session.task().made.lock().unwrap().len(), BATCHES + 1, "one judgement");
         assert!(std::fs::read_to_string(dir.path().join("run/weights/last.safetensors")).unwrap().starts_with("0 "));
     }

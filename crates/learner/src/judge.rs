@@ -63,7 +63,7 @@ impl<T: Task> Run<T> {
         // The clock is everybody's again.
         self.agree()?;
         let judged = evaluated || !task.judges();
-        let mut outcome = self.move_on(at, judged);
+        let mut outcome = self.move_on(task, at, judged);
         self.export(task, &model, report.epoch, report.best, saves || outcome.is_some())?;
         if outcome.is_some() {
             self.save_planned().map_err(|error| error.or(LearnError::FinalSave))?;
@@ -193,12 +193,14 @@ impl<T: Task> Run<T> {
     }
 
     /// To the next epoch if this one is complete, and to the end if there is nothing more to do.
-    fn move_on(&mut self, at: Judging, judged: bool) -> Option<Outcome> {
+    fn move_on(&mut self, task: &T, at: Judging, judged: bool) -> Option<Outcome> {
+        let closing = Some(self.draw()).filter(|draw| task.is_closing(*draw)).map(|draw| draw.epochs);
         let (counters, config) = (&mut self.state.counters, &self.settings.config);
         let seconds = config.time.map(|hours| hours * 3600.0);
         if at.complete {
             counters.next_epoch();
             if let Some(seconds) = seconds {
+                counters.closing = counters.closing.or(closing);
                 let mean_epoch_s = counters.elapsed_s / counters.epoch as f64;
                 counters.epochs =
                     ((seconds / mean_epoch_s).ceil() as usize).max(counters.epoch + usize::from(counters.elapsed_s < seconds));

@@ -4,8 +4,9 @@
 use std::path::Path;
 use std::time::Duration;
 
-use crate::toy::{self, BATCHES, config, data, learner, no_poison};
+use crate::toy::{self, BATCHES, Toy, config, data, learner, no_poison};
 use bellows_learner::{BatchReport, LearnerConfig, Observer, Outcome, Phase};
+use burn::tensor::Device;
 
 /// Makes every batch take a while.
 struct Slow;
@@ -37,16 +38,19 @@ fn the_time_stops_within_an_epoch_and_validates_once() {
     assert_eq!(again.fit(&data()).unwrap(), Outcome::NothingToDo);
 }
 
-/// The time stands in place of the epochs, however few of them were asked for.
+/// The time stands in place of the epochs, however few of them were asked for. What belongs to the last of these goes on as it was begun.
 #[test]
 fn the_time_overrides_the_epochs() {
     let dir = tempfile::tempdir().unwrap();
     let config = LearnerConfig { epochs: 1, time: Some(2.0 / 3600.0), ..config() };
-    let mut session = learner(dir.path(), config, no_poison);
+    let toy = Toy { closing: true, ..Toy::default() };
+    let mut session = toy::learner_of(toy, dir.path(), config, &Device::flex());
     session.observe(Slow);
     assert_eq!(session.fit(&data()).unwrap(), Outcome::Finished);
     let counters = &session.state().counters;
     assert!(counters.done && counters.epoch >= 1 && counters.batches > BATCHES as u64, "{} batches", counters.batches);
+    let planned = session.task().planned.lock().unwrap();
+    assert!(counters.epochs > 1 && planned.len() > 1 && planned.iter().all(|&epochs| epochs == 1), "{planned:?}");
 }
 
 /// Makes the weights of an epoch take longer than there is time.

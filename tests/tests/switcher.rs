@@ -62,13 +62,16 @@ fn a_script_of_theirs_trains_and_is_resumed_by_its_weights() {
 fn an_args_yaml_of_theirs_is_a_config() {
     let dir = tempfile::tempdir().unwrap();
     tiny_data(dir.path());
-    let text = "task: detect\nmode: train\nmodel: yolov8n.yaml\ndata: tiny.yaml\nepochs: 1\ntime: null\nbatch: 4\nimgsz: 64\ndevice: cpu\nname: a\n\
+    let text = "task: detect\nmode: train\nmodel: yolov8n.yaml\ndata: tiny.yaml\nepochs: 1\ntime: 2\nbatch: 4\nimgsz: 64\ndevice: cpu\nname: a\n\
                 amp: true\nhalf: false\ndeterministic: true\nsplit: val\nconf: null\nsource: null\nformat: torchscript\nsimplify: true\nopset: null\n\
                 nbs: 64\ncopy_paste_mode: flip\nauto_augment: randaugment\nplots: false\ntracker: botsort.yaml\nsave_dir: /home/me/runs/detect/a\n";
     std::fs::write(dir.path().join("args.yaml"), text).unwrap();
-    let (out, _) = run(dir.path(), "--config args.yaml", 0);
+    let (out, _) = run(dir.path(), "--config args.yaml time=None", 0);
     assert_eq!(out.matches("amp true:").count(), 1, "{out}");
-    assert!(dir.path().join("runs/detect/a/weights/last.safetensors").exists());
+    let run = dir.path().join("runs/detect/a");
+    assert!(run.join("weights/last.safetensors").exists());
+    let config = std::fs::read_to_string(run.join("config.yaml")).unwrap();
+    assert!(config.contains("\ntime: null\n"), "what is typed takes back what the file says: {config}");
 }
 
 #[test]

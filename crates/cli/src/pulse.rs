@@ -182,7 +182,8 @@ impl Observer for Watch {
         with(|pulse| {
             pulse.pace.add(report.seconds);
             pulse.beat(false, |beat| {
-                (beat.epoch, beat.done, beat.total, beat.step) = (report.epoch + 1, report.position + 1, info.batches, report.step);
+                (beat.epoch, beat.epochs, beat.step) = (report.epoch + 1, report.epochs, report.step);
+                (beat.done, beat.total) = (report.position + 1, info.batches);
                 beat.losses = info.item_names.iter().map(ToString::to_string).zip(report.means.iter().copied()).collect();
                 beat.losses.retain(|_, loss| loss.is_finite());
                 (beat.speed, beat.unit) = (report.rate(), info.unit.into());
@@ -208,9 +209,39 @@ impl Observer for Watch {
 
 #[cfg(test)]
 mod tests {
+    use bellows_learner::StepTimes;
     use bellows_runs::read_beat;
 
     use super::*;
+
+    #[test]
+    fn a_batch_tells_how_many_epochs_are_planned_by_then() {
+        begin(Limits::default(), None);
+        let told = || pulse().as_ref().map(|pulse| (pulse.beat.epoch, pulse.beat.epochs));
+        let (item_names, metric_names) = (Vec::new(), Vec::new());
+        let info = RunInfo { epochs: 100, epoch: 99, position: 0, batches: 3, step: 297, unit: "images", item_names, metric_names };
+        let mut watch = Watch::default();
+        watch.on_start(&info);
+        assert_eq!(told(), Some((100, 100)));
+        let report = BatchReport {
+            step: 301,
+            epoch: 100,
+            epochs: 103,
+            position: 0,
+            items: Vec::new(),
+            means: Vec::new(),
+            count: 7,
+            samples: 4,
+            units: 4,
+            seconds: 0.1,
+            lr: Vec::new(),
+            grad_norm: None,
+            times: StepTimes::default(),
+            gauges: Vec::new(),
+        };
+        watch.on_batch(&report);
+        assert_eq!(told(), Some((101, 103)));
+    }
 
     #[test]
     fn an_end_of_any_length_is_read() {

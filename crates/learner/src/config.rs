@@ -114,9 +114,9 @@ impl LearnerConfig {
         let fraction = |x: f64| (0.0..1.0).contains(&x);
         let positive = |x: f64| x.is_finite() && x > 0.0;
         let not_negative = |x: f64| x.is_finite() && x >= 0.0;
-        let (rate, momentum, window) = match &self.schedule {
-            Schedule::Epochs(s) => (s.lr0, s.momentum, s.nbs),
-            Schedule::Updates(s) => (s.lr, s.momentum, s.accumulate),
+        let (rate, momentum, warmup_momentum, window) = match &self.schedule {
+            Schedule::Epochs(s) => (s.lr0, s.momentum, s.warmup_momentum, s.nbs),
+            Schedule::Updates(s) => (s.lr, s.momentum, 0.0, s.accumulate),
         };
         let scale = self.loss_scaling.map(LossScaling::first);
         let checks = [
@@ -131,6 +131,7 @@ impl LearnerConfig {
             (window > 0, "accumulation (nbs, accumulate)", window.to_string(), "at least 1"),
             (not_negative(rate), "the learning rate", rate.to_string(), "a finite number from 0 up"),
             (fraction(momentum), "momentum (beta1)", momentum.to_string(), "from 0 up and below 1"),
+            (fraction(warmup_momentum), "warmup_momentum", warmup_momentum.to_string(), "from 0 up and below 1"),
             (self.beta2.is_none_or(fraction), "beta2", format!("{:?}", self.beta2), "from 0 up and below 1"),
             (positive(self.eps), "eps", self.eps.to_string(), "a finite number above 0"),
             (scale.is_none_or(positive), "the loss scale", format!("{scale:?}"), "a finite number above 0"),
@@ -144,12 +145,7 @@ impl LearnerConfig {
             (self.checkpoint_minutes >= 0.0, "checkpoint_minutes", self.checkpoint_minutes.to_string(), "from 0 up"),
         ];
         let rates: &[(&str, f64)] = match &self.schedule {
-            Schedule::Epochs(s) => &[
-                ("lrf", s.lrf),
-                ("warmup_epochs", s.warmup_epochs),
-                ("warmup_momentum", s.warmup_momentum),
-                ("warmup_bias_lr", s.warmup_bias_lr),
-            ],
+            Schedule::Epochs(s) => &[("lrf", s.lrf), ("warmup_epochs", s.warmup_epochs), ("warmup_bias_lr", s.warmup_bias_lr)],
             Schedule::Updates(s) => &[("min_lr_ratio", s.min_lr_ratio), ("warmup_ratio", s.warmup_ratio)],
         };
         let rates = rates.iter().map(|&(name, value)| (not_negative(value), name, value.to_string(), "a finite number from 0 up"));

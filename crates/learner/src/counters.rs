@@ -24,6 +24,10 @@ pub struct Counters {
     pub epoch: usize,
     /// Epochs planned; a time limit changes it.
     pub epochs: usize,
+    /// The `epochs` by which a run that a time limit ends came to what belongs to its last epochs ([`Task::is_closing`](crate::Task::is_closing)): draws are
+    /// told these from then on.
+    #[serde(default)]
+    pub closing: Option<usize>,
     /// Batches of this epoch that were trained on or skipped.
     pub position: usize,
     /// Batches since the run began, those repeated after a roll-back included: never goes back, names the checkpoints.
@@ -104,6 +108,7 @@ impl Counters {
             seed,
             epoch: 0,
             epochs,
+            closing: None,
             position: 0,
             batches: 0,
             updates: 0,

@@ -63,7 +63,7 @@ impl<T: Task> Run<T> {
         // The clock is everybody's again.
         self.agree()?;
         let judged = evaluated || !task.judges();
-        let mut outcome = self.move_on(at, judged);
+        let mut outcome = self.move_on(task, at, judged);
         self.export(task, &model, report.epoch, report.best, saves || outcome.is_some())?;
         if outcome.is_some() {
             self.save_planned().map_err(|error| error.or(LearnError::FinalSave))?;
@@ -127,7 +127,7 @@ impl<T: Task> Run<T> {
     fn evaluate_share(&mut self, task: &T, model: &T::Model, shared: &Shared<'_>) -> Result<Evaluation, Failure> {
         self.turn_to(Phase::Evaluation);
         let device = self.settings.device.clone().without_autodiff();
-        let (workers, epoch) = (self.settings.config.workers, self.state.counters.epoch);
+        let (workers, epoch) = (self.settings.config.workers, self.judged_epoch());
         let (stop, quit) = (self.watchers.stop.clone(), self.watchers.quit.clone());
         let interrupted = || stop.load(std::sync::atomic::Ordering::Relaxed) || quit.should_stop();
         let mut progress = |done, total| {
@@ -149,6 +149,8 @@ impl<T: Task> Run<T> {
     fn count_evaluation(&mut self, evaluation: Option<Evaluation>, at: Judging) -> EpochReport {
         // Patience is counted in epochs, however few of them are judged.
         let passed = if at.complete { self.settings.config.val_interval } else { 1 };
+        // The time may have run out after an epoch that was not judged: that one is judged now, for of the next nothing is trained.
+        let epoch = if at.complete { self.state.counters.epoch } else { self.judged_epoch() };
         let counters = &mut self.state.counters;
         counters.evaluated_at = counters.updates;
         // What is not a number is never best: it would stay so, and no checkpoint can hold it.
@@ -157,12 +159,13 @@ impl<T: Task> Run<T> {
         if let Some(e) = &evaluation {
             counters.since_best += passed;
             if best {
-                (counters.best, counters.since_best) = (Some((e.fitness, counters.epoch)), 0);
+                (counters.best, counters.since_best) = (Some((e.fitness, epoch)), 0);
                 counters.best_step = Some(counters.batches);
             }
         }
-        let (step, epoch, elapsed_s) = (counters.batches, counters.epoch, counters.elapsed_s);
-        EpochReport { step, epoch, means: counters.item_means(), evaluation, best, elapsed_s }
+        let (step, elapsed_s) = (counters.batches, counters.elapsed_s);
+        let means = if epoch == counters.epoch { counters.item_means() } else { Vec::new() };
+        EpochReport { step, epoch, means, evaluation, best, elapsed_s }
     }
 
     fn log_evaluation(&mut self, task: &T, report: &EpochReport, at: Judging) -> Result<(), LearnError> {
@@ -190,12 +193,14 @@ impl<T: Task> Run<T> {
     }
 
     /// To the next epoch if this one is complete, and to the end if there is nothing more to do.
-    fn move_on(&mut self, at: Judging, judged: bool) -> Option<Outcome> {
+    fn move_on(&mut self, task: &T, at: Judging, judged: bool) -> Option<Outcome> {
+        let closing = Some(self.draw()).filter(|draw| task.is_closing(*draw)).map(|draw| draw.epochs);
         let (counters, config) = (&mut self.state.counters, &self.settings.config);
         let seconds = config.time.map(|hours| hours * 3600.0);
         if at.complete {
             counters.next_epoch();
             if let Some(seconds) = seconds {
+                counters.closing = counters.closing.or(closing);
                 let mean_epoch_s = counters.elapsed_s / counters.epoch as f64;
                 counters.epochs =
                     ((seconds / mean_epoch_s).ceil() as usize).max(counters.epoch + usize::from(counters.elapsed_s < seconds));

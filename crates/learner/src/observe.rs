@@ -7,7 +7,7 @@ use crate::task::{Evaluation, RunFile};
 /// What is known when training starts or goes on.
 #[derive(Clone, Debug)]
 pub struct RunInfo {
-    /// Epochs planned.
+    /// Epochs planned at the start; [`BatchReport::epochs`] says how many are later.
     pub epochs: usize,
     /// Epoch (from 0) and batch the run starts at.
     pub epoch: usize,
@@ -35,6 +35,8 @@ pub struct BatchReport {
     pub step: u64,
     /// Epoch, from 0.
     pub epoch: usize,
+    /// Epochs planned; a time limit changes it from epoch to epoch.
+    pub epochs: usize,
     /// Batch of the epoch, from 0.
     pub position: usize,
     /// Loss items of this batch, and their means over the epoch so far.
@@ -73,7 +75,7 @@ pub struct EpochReport {
     pub step: u64,
     /// Epoch, from 0.
     pub epoch: usize,
-    /// Mean loss items.
+    /// Mean loss items; none where they were reported before, and the epoch is judged late because the time has run out.
     pub means: Vec<f64>,
     /// The evaluation, if there was one.
     pub evaluation: Option<Evaluation>,

@@ -115,8 +115,8 @@ impl<T: Task> Run<T> {
 
     /// What this epoch may depend on.
     pub(crate) fn draw(&self) -> Draw {
-        let Counters { seed, epoch, epochs, .. } = self.state.counters;
-        Draw { seed, epoch, epochs, step: 0, first: 0 }
+        let Counters { seed, epoch, epochs, closing, .. } = self.state.counters;
+        Draw { seed, epoch, epochs: closing.unwrap_or(epochs), step: 0, first: 0 }
     }
 
     /// Takes the state of a checkpoint.

@@ -23,7 +23,7 @@ pub struct Draw {
     pub seed: u64,
     /// Epoch, from 0.
     pub epoch: usize,
-    /// Epochs the run is planned for.
+    /// Epochs the run is planned for. With a time limit they are an estimate that every epoch makes anew, until [`Task::is_closing`].
     pub epochs: usize,
     /// Which batch of the run it is, from 0, however often it was repeated; 0 where a whole epoch is planned.
     pub step: u64,
@@ -171,6 +171,12 @@ pub trait Task: Send + Sync {
     /// and cuts. The number of batches must be the same in every epoch.
     fn plan(&self, _draw: Draw) -> Option<Vec<Vec<usize>>> {
         None
+    }
+
+    /// Whether an epoch of so many is of the last ones, which the task makes in another way (without an augmentation). Of a run that a time limit ends they are
+    /// not to become others again where the estimate of its epochs rises or falls: later draws are told that of the first such epoch.
+    fn is_closing(&self, _draw: Draw) -> bool {
+        false
     }
 
     /// Makes one batch, or a part of one: a pure function of `draw` and `indices`, which are all of a batch's indices or some that follow each

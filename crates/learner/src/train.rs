@@ -199,6 +199,7 @@ impl<T: Task> Run<T> {
         let report = BatchReport {
             step: counters.batches,
             epoch: counters.epoch,
+            epochs: counters.epochs,
             position: counters.position - 1,
             means: counters.item_means(),
             count: step.count,

@@ -429,6 +429,10 @@ fn settings_and_tasks_that_make_no_sense_are_refused_at_the_start() {
     let bellows_learner::Schedule::Epochs(schedule) = &mut no_end.schedule else { unreachable!() };
     schedule.lrf = f64::NAN;
     assert_eq!(refused(no_end), "lrf is NaN: it must be a finite number from 0 up");
+    let mut no_friction = config();
+    let bellows_learner::Schedule::Epochs(schedule) = &mut no_friction.schedule else { unreachable!() };
+    schedule.warmup_momentum = 1.0;
+    assert_eq!(refused(no_friction), "warmup_momentum is 1: it must be from 0 up and below 1");
     assert!(refused(LearnerConfig { epochs: 0, ..config() }).starts_with("epochs is 0"));
     assert!(refused(LearnerConfig { max_grad_norm: f64::NAN, ..config() }).contains("max_grad_norm is NaN"));
     assert!(refused(LearnerConfig { eval_steps: Some(0), ..config() }).contains("eval_steps is 0"));

@@ -4,8 +4,9 @@
 use std::path::Path;
 use std::time::Duration;
 
-use crate::toy::{self, BATCHES, config, data, learner, no_poison};
+use crate::toy::{self, BATCHES, Toy, config, data, learner, no_poison};
 use bellows_learner::{BatchReport, LearnerConfig, Observer, Outcome, Phase};
+use burn::tensor::Device;
 
 /// Makes every batch take a while.
 struct Slow;
@@ -37,16 +38,19 @@ fn the_time_stops_within_an_epoch_and_validates_once() {
     assert_eq!(again.fit(&data()).unwrap(), Outcome::NothingToDo);
 }
 
-/// The time stands in place of the epochs, however few of them were asked for.
+/// The time stands in place of the epochs, however few of them were asked for. What belongs to the last of these goes on as it was begun.
 #[test]
 fn the_time_overrides_the_epochs() {
     let dir = tempfile::tempdir().unwrap();
     let config = LearnerConfig { epochs: 1, time: Some(2.0 / 3600.0), ..config() };
-    let mut session = learner(dir.path(), config, no_poison);
+    let toy = Toy { closing: true, ..Toy::default() };
+    let mut session = toy::learner_of(toy, dir.path(), config, &Device::flex());
     session.observe(Slow);
     assert_eq!(session.fit(&data()).unwrap(), Outcome::Finished);
     let counters = &session.state().counters;
     assert!(counters.done && counters.epoch >= 1 && counters.batches > BATCHES as u64, "{} batches", counters.batches);
+    let planned = session.task().planned.lock().unwrap();
+    assert!(counters.epochs > 1 && planned.len() > 1 && planned.iter().all(|&epochs| epochs == 1), "{planned:?}");
 }
 
 /// Makes the weights of an epoch take longer than there is time.
@@ -62,15 +66,22 @@ impl Observer for SlowExport {
 
 #[test]
 fn time_that_runs_out_while_weights_are_written_asks_for_nothing_more() {
-    for save in [true, false] {
+    for (save, val_interval) in [(true, 1), (false, 1), (true, 5)] {
         let dir = tempfile::tempdir().unwrap();
-        let config = LearnerConfig { time: Some(2.0 / 3600.0), save, ..config() };
+        let config = LearnerConfig { time: Some(2.0 / 3600.0), save, val_interval, ..config() };
         let mut session = learner(dir.path(), config, no_poison);
         session.observe(SlowExport);
         assert_eq!(session.fit(&data()).unwrap(), Outcome::Finished);
         let counters = &session.state().counters;
         assert!(counters.done && counters.epoch == 1 && counters.batches == BATCHES as u64, "{} batches", counters.batches);
-        assert_eq!(rows(dir.path()), 1);
+        assert_eq!(counters.best.unwrap().1, 0);
+        let csv = std::fs::read_to_string(dir.path().join("run/results.csv")).unwrap();
+        let cells: Vec<Vec<&str>> = csv.lines().skip(1).map(|line| line.split(',').collect()).collect();
+        // Epoch, time, two losses and what was judged.
+        let told: Vec<(&str, bool, bool)> =
+            cells.iter().map(|row| (row[0], !row[2].is_empty() && !row[3].is_empty(), !row[4].is_empty())).collect();
+        let late = [("1", true, false), ("1", false, true)];
+        assert_eq!(told, if val_interval == 1 { vec![("1", true, true)] } else { late.to_vec() });
         assert_eq!(session.task().made.lock().unwrap().len(), BATCHES + 1, "one judgement");
         assert!(std::fs::read_to_string(dir.path().join("run/weights/last.safetensors")).unwrap().starts_with("0 "));
     }

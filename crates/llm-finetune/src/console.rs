@@ -44,7 +44,7 @@ impl Observer for Console {
         let seconds = self.clock.elapsed().as_secs_f64().max(1e-9);
         let value = |values: &[f64]| values.first().copied().unwrap_or(f64::NAN);
         let mut fields = vec![
-            format!("epoch {}/{}", report.epoch + 1, info.epochs),
+            format!("epoch {}/{}", report.epoch + 1, report.epochs),
             format!("loss {:.4}", value(&report.items)),
             format!("lr {:.2e}", value(&report.lr)),
             format!("{} tok/s", rate(self.tokens as f64 / seconds)),

@@ -236,6 +236,7 @@ mod tests {
         ]);
         assert_eq!((c.data.as_str(), c.close_mosaic, c.cos_lr, c.box_, c.name.as_str()), ("d.yaml", 0, true, 2.0, "7"));
         assert_eq!(c.freeze, bellows_yolo::config::Freeze::List(vec![1, 2]));
+        assert_eq!(config_of(&["yolo-train", "--freeze=[10]"]).freeze, bellows_yolo::config::Freeze::List(vec![10]));
         // A peer's habit that changes nothing.
         config_of(&["yolo-train", "--amp", "False", "--mask-ratio", "4", "--task", "detect"]);
         let c =

@@ -22,9 +22,9 @@ impl Console {
     }
 
     /// The cells of the row that this batch leaves.
-    fn row(&self, report: &BatchReport, info: &RunInfo) -> Vec<String> {
+    fn row(&self, report: &BatchReport) -> Vec<String> {
         let per_second = self.samples as f64 / self.busy.as_secs_f64().max(1e-9);
-        let before = [format!("{}/{}", report.epoch + 1, info.epochs), memory()];
+        let before = [format!("{}/{}", report.epoch + 1, report.epochs), memory()];
         let mut row = row(before, &report.means, [report.count.to_string(), self.imgsz.to_string(), rate(per_second)]);
         row.extend(report.gauges.iter().map(|(_, _, text)| format!("  {text}")));
         row
@@ -70,7 +70,7 @@ impl Observer for Console {
         let Some(info) = &self.info else { return };
         self.samples += report.samples;
         self.busy = self.clock.elapsed();
-        let row = self.row(report, info);
+        let row = self.row(report);
         self.foot.show("batch ", |room| fit(&row, "", room), report.position + 1, info.batches);
         if report.position + 1 == info.batches {
             self.foot.close(&fit(&row, "", columns()));
@@ -105,7 +105,30 @@ impl Observer for Console {
 
 #[cfg(test)]
 mod tests {
+    use bellows_learner::StepTimes;
+
     use super::*;
+
+    #[test]
+    fn a_row_counts_the_epochs_that_are_planned_by_then() {
+        let report = BatchReport {
+            step: 1,
+            epoch: 100,
+            epochs: 103,
+            position: 0,
+            items: vec![1.0],
+            means: vec![1.0],
+            count: 7,
+            samples: 4,
+            units: 4,
+            seconds: 0.1,
+            lr: vec![0.01],
+            grad_norm: None,
+            times: StepTimes::default(),
+            gauges: Vec::new(),
+        };
+        assert_eq!(Console::new(640).row(&report)[0].trim(), "101/103");
+    }
 
     #[test]
     fn groups_are_told_by_how_much_they_vary() {

@@ -1,11 +1,14 @@
 //! Ultralytics' way to write a command line, `yolo detect train data=d.yaml imgsz=640`, in the words that this program has.
 //!
-//! A pure function from words to words: which flags a verb has is read off its [`Command`], so nothing here has to know a setting. `key=value`
-//! becomes `--key=value` under the verb's own name for it; what the verb has no flag for is told or refused as [`peer`](crate::peer) says.
+//! A pure function from words to words: which flags a verb has is read off its [`Command`], so nothing here has to know a setting but `freeze`. `key=value`
+//! becomes `--key=value` under the verb's own name for it, and `key=None` of training the setting's default; what the verb has no flag for is told or refused
+//! as [`peer`](crate::peer) says.
 //! Words that are no habit of there are left as they are.
 
-use bellows_settings::unknown;
+use bellows_settings::{Layer, unknown};
+use bellows_yolo::config::{SETTINGS, TrainConfig};
 use clap::{Arg, ArgAction, Command};
+use serde_json::{Map, Value};
 
 use crate::peer::{ARGUMENTS, Argument, Instead, instead};
 
@@ -189,12 +192,20 @@ enum Flag {
 }
 
 fn flag(verb: &Command, mode: &str, key: &str, value: &str) -> Result<Flag, String> {
-    let value = value.strip_prefix(['[', '(']).and_then(|v| v.strip_suffix([']', ')'])).map_or(value.into(), |list| list.replace(' ', ""));
-    if value.eq_ignore_ascii_case("none") {
-        return Ok(Flag::Nothing);
-    }
+    let list = value.strip_prefix(['[', '(']).and_then(|v| v.strip_suffix([']', ')'])).map(|list| list.replace(' ', ""));
+    let value = match list {
+        // Without brackets it is a number of layers.
+        Some(layer) if key == "freeze" && !layer.contains(',') => format!("[{layer}]"),
+        Some(list) => list,
+        None => value.into(),
+    };
+    let none = value.eq_ignore_ascii_case("none");
     if let Some(arg) = flag_for(verb, key) {
         let long = arg.get_long().unwrap_or(key);
+        if none {
+            let text = usual(key).filter(|_| mode == TRAIN);
+            return Ok(text.map_or(Flag::Nothing, |text| Flag::Word(format!("--{long}={text}"))));
+        }
         if !matches!(arg.get_action(), ArgAction::SetTrue) {
             // A flag that may stand alone does so.
             let alone = value.is_empty() && arg.get_num_args().is_some_and(|n| n.min_values() == 0);
@@ -211,13 +222,29 @@ fn flag(verb: &Command, mode: &str, key: &str, value: &str) -> Result<Flag, Stri
         let known: Vec<String> = flags.chain(ARGUMENTS.iter().map(|a| a.name.to_string())).collect();
         return Err(unknown("argument", key, known.iter().map(String::as_str)));
     };
-    if is_default(argument, &value) {
+    if none || is_default(argument, &value) {
         return Ok(Flag::Nothing);
     }
     match instead(argument, mode) {
         Instead::Told(why) => Ok(Flag::Told(format!("{key}={value}: {why}"))),
         Instead::Refused(why) => Err(format!("`{key}` cannot be {value} in {mode}: {why}")),
     }
+}
+
+/// What the flag of a training setting says to take back what a file says: its default, or `none` where that is no value; nothing where neither is one.
+fn usual(key: &str) -> Option<String> {
+    let setting = SETTINGS.iter().find(|setting| setting.key() == key)?;
+    let usual = TrainConfig::default();
+    let text = match &serde_json::to_value(&usual).ok()?[setting.name] {
+        Value::Null => "none".to_string(),
+        Value::String(text) => text.clone(),
+        Value::Array(list) => list.iter().map(Value::to_string).collect::<Vec<_>>().join(","),
+        other => other.to_string(),
+    };
+    // A list of names would have one that is called none.
+    let values = Map::from_iter([(key.to_string(), (setting.read)(&text))]);
+    let read = TrainConfig::from_layers(&[Layer { origin: String::new(), values }]);
+    (!text.is_empty() && read.is_ok_and(|read| read == usual)).then_some(text)
 }
 
 fn is_default(argument: &Argument, value: &str) -> bool {
@@ -288,11 +315,25 @@ mod tests {
         }
         assert_eq!(line("data=d.yaml train imgsz = 640 epochs= 3"), flags);
         assert_eq!(line("data = d.yaml imgsz =640 --epochs=3"), flags);
-        assert_eq!(line("close_mosaic=-1 name=None device=0,1 name= epochs=3"), "--close-mosaic=-1 --device=0,1 --name= --epochs=3");
+        assert_eq!(line("close_mosaic=-1 device=0,1 name= epochs=3"), "--close-mosaic=-1 --device=0,1 --name= --epochs=3");
         assert_eq!(
             line("freeze=[1,2] plots plots=False amp=True cfg=my.yaml"),
             "--freeze=1,2 --plots=true --plots=False --amp=True --config=my.yaml"
         );
+        assert_eq!(line("freeze=10 freeze=[10] freeze=(10) device=[0]"), "--freeze=10 --freeze=[10] --freeze=[10] --device=0");
+    }
+
+    #[test]
+    fn none_takes_back_what_a_file_says() {
+        assert_eq!(line("name=None freeze=none cfg=None data=None plots=None"), "--name=train --freeze=0 --plots=true");
+        let said = ["time", "classes", "range", "sampler", "memory_limit", "percentile", "box", "cache"].map(usual).map(Option::unwrap);
+        assert_eq!(said, ["none", "none", "none", "none", "none", "0.5,99.5", "7.5", "false"]);
+        let without: Vec<&str> = SETTINGS.iter().map(|setting| setting.key()).filter(|key| usual(key).is_none()).collect();
+        assert_eq!(without, ["data", "allow_outside", "heartbeat", "group_by"], "a name, or what must be given");
+        assert_eq!(line("val model=b.pt data=None device=None conf=None"), "val --weights=b.pt");
+        for typed in ["epoks=None", "val epoks=None"] {
+            assert!(refused(typed).starts_with("unknown argument `epoks`"), "{typed}");
+        }
     }
 
     #[test]

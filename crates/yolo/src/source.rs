@@ -151,9 +151,7 @@ impl TrainingData {
             lines.push("val: none is named, so every tenth image of train (by a hash of its path) is held out for it".into());
             lines.extend(config.stack().is_on().then(|| HELD_OUT_STACKS.into()));
         }
-        if config.copy_paste > 0.0 {
-            lines.push("warning: copy_paste is not done: no object is pasted, whether labels are polygons or boxes".into());
-        }
+        lines.extend(not_done(config));
         let asked_for = ![0.0, TrainConfig::default().hsv_v].contains(&config.hsv_v);
         lines.extend((asked_for && config.stack().is_on()).then(|| LEVELS_OF_STACKS.into()));
         let mut scanned = |split: Split, fraction: f64| -> Result<Scan, DataError> {
@@ -326,6 +324,14 @@ fn stacked(config: &TrainConfig, data: Arc<dyn Dataset<Item>>, before: &[Option<
 
 fn class_names(config: &TrainConfig, data: &DataConfig) -> Vec<String> {
     if config.single_cls { vec!["item".into()] } else { data.names.clone() }
+}
+
+/// What the settings ask for that is not done, a line each.
+fn not_done(config: &TrainConfig) -> impl Iterator<Item = String> {
+    let pasted =
+        (config.copy_paste > 0.0).then_some("warning: copy_paste is not done: no object is pasted, whether labels are polygons or boxes");
+    let mixed = (config.rect && config.mixup.max(config.cutmix) > 0.0).then_some("warning: mixup and cutmix are not done with rect");
+    pasted.into_iter().chain(mixed).map(String::from)
 }
 
 fn levels_line(normalisation: Normalisation) -> String {
@@ -552,6 +558,18 @@ mod tests {
         assert!(!data.is_to_be_decoded(&config));
         data.decode(&config, &progress).unwrap();
         assert!(told.lock().unwrap().is_empty(), "once");
+    }
+
+    #[test]
+    fn what_is_asked_for_and_not_done_is_told() {
+        let told = |config: TrainConfig| not_done(&config).collect::<Vec<String>>();
+        let rect = TrainConfig { rect: true, ..TrainConfig::default() };
+        for config in [TrainConfig { mixup: 0.1, ..rect.clone() }, TrainConfig { cutmix: 0.1, ..rect.clone() }] {
+            assert_eq!(told(TrainConfig { rect: false, ..config.clone() }), Vec::<String>::new());
+            assert_eq!(told(config), ["warning: mixup and cutmix are not done with rect"]);
+        }
+        assert_eq!(told(rect), Vec::<String>::new());
+        assert!(told(TrainConfig { copy_paste: 0.1, ..TrainConfig::default() })[0].starts_with("warning: copy_paste is not done"));
     }
 
     #[test]

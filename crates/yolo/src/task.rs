@@ -182,9 +182,12 @@ impl Task for DetectionTask {
         Some(samples.chunks(self.config.batch.images()).map(<[usize]>::to_vec).collect())
     }
 
+    fn is_closing(&self, draw: Draw) -> bool {
+        self.config.mosaic_closes(draw.epochs).is_some_and(|epoch| draw.epoch >= epoch)
+    }
+
     fn batch(&self, data: &dyn Dataset<Item>, draw: Draw, indices: &[usize]) -> Result<Batch, TaskError> {
-        let open = self.config.mosaic_closes(draw.epochs).is_none_or(|epoch| draw.epoch < epoch);
-        let (config, imgsz) = (self.config.augmentation(open, self.channels), self.config.imgsz as u32);
+        let (config, imgsz) = (self.config.augmentation(!self.is_closing(draw), self.channels), self.config.imgsz as u32);
         let shape = self.shape_of(draw, data.len());
         let (weight_sums, order) = (&self.weight_sums, self.order(draw));
         let order = order.as_ref().map(|(order, _)| order);
@@ -436,6 +439,19 @@ mod tests {
         assert_eq!(pixels(config(4), 3, 5), open);
         assert_ne!(pixels(config(5), 3, 5), open);
         assert_eq!(pixels(config(5), 3, 5), pixels(TrainConfig { mosaic: 0.0, ..config(0) }, 3, 5));
+    }
+
+    #[test]
+    fn mosaic_stays_closed_by_the_epochs_that_it_was_closed_by() {
+        let open = task(TrainConfig { close_mosaic: 4, ..TrainConfig::default() }, 3);
+        let without = task(TrainConfig { mosaic: 0.0, ..TrainConfig::default() }, 3);
+        let data = InMemDataset::new(vec![item()]);
+        // What the Learner tells of a run that a time limit ends: estimates until one of them closes it, and that one from then on.
+        for (epoch, epochs, closed) in [(0, 20, false), (1, 3, false), (2, 6, true), (3, 6, true), (40, 6, true), (3, 20, false)] {
+            let draw = Draw { seed: 1, epoch, epochs, step: 0, first: 0 };
+            let [mosaic, plain] = [&open, &without].map(|task| task.batch(&data, draw, &[0]).unwrap().images);
+            assert_eq!((open.is_closing(draw), mosaic == plain), (closed, closed), "epoch {epoch} of {epochs}");
+        }
     }
 
     #[test]

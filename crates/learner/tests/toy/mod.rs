@@ -65,6 +65,10 @@ pub struct Toy {
     pub made: Mutex<Vec<Vec<usize>>>,
     /// A sample: if one more than it is in its batch, the memory runs out in the update that the batch completes.
     pub update_shortage: Option<usize>,
+    /// Every epoch is of the last ones.
+    pub closing: bool,
+    /// The epochs that draws of an epoch's plan were told of.
+    pub planned: Mutex<Vec<usize>>,
     /// Calls of `per_count` until then: the second after the gradients is made in the update.
     pub calls_left: AtomicUsize,
 }
@@ -87,6 +91,8 @@ impl Default for Toy {
             swaps: None,
             made: Mutex::default(),
             update_shortage: None,
+            closing: false,
+            planned: Mutex::default(),
             calls_left: AtomicUsize::new(0),
         }
     }
@@ -120,6 +126,15 @@ impl Task for Toy {
 
     fn role_of(&self, name: &str) -> Role {
         Role::Trained(usize::from(!name.ends_with("bias")))
+    }
+
+    fn plan(&self, draw: Draw) -> Option<Vec<Vec<usize>>> {
+        self.planned.lock().unwrap().push(draw.epochs);
+        None
+    }
+
+    fn is_closing(&self, _draw: Draw) -> bool {
+        self.closing
     }
 
     fn batch(&self, data: &dyn Dataset<usize>, draw: Draw, indices: &[usize]) -> Result<ToyBatch, TaskError> {

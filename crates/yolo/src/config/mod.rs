@@ -19,6 +19,7 @@ pub use absent::{ABSENT, Absent, Taken};
 pub use sampler::Sampler;
 pub use values::{BatchSize, Cache, Freeze, OptimizerChoice, Toggle};
 
+use crate::data::header::MAX_SIDE;
 use crate::data::{AugmentConfig, Levels, SensorConfig, Stack, TileConfig};
 
 /// Settings that a run may be resumed with another value of: they change nothing of what it computes, or (`device`, `conv`, `precision`) compute the
@@ -72,7 +73,7 @@ settings! {
         /// Images per batch; -1 fills 0.6 of the device's memory, a fraction that much of it
         /// planned (`plan` says how), and no more than memory_limit has room for; 16 where there is no limit and the memory is not known, or that of a CPU, which has other uses
         batch: BatchSize as f64 = BatchSize::Images(16);
-        /// Rectangular training batches of images of similar aspect, without mosaic
+        /// Rectangular training batches of images of similar aspect, without mosaic, mixup and cutmix
         /// their order, and that of images of one aspect, is shuffled
         rect: bool = false;
         /// Side in pixels of the tiles that training images are cut to, anywhere in them; 0 for whole images
@@ -217,7 +218,7 @@ settings! {
         cos_lr: bool = false;
         /// Nominal batch size that gradients are accumulated to
         nbs: usize = 64;
-        /// Freeze the first n layers, or the layers of a list
+        /// Freeze the first n layers, or the layers of a list, which of one layer is `[N]`
         freeze: Freeze = Freeze::First(0);
         /// Limit of the decay of the averaged weights (EMA)
         ema_decay: f64 = 0.9999;
@@ -283,7 +284,7 @@ settings! {
         /// Not done: objects are not pasted, whatever this is
         copy_paste: f64 = 0.0;
         /// Last epochs without mosaic, mixup and cutmix; 0 keeps them to the end
-        /// as does a run of fewer epochs than that
+        /// as does a run of fewer epochs than that; with `time`, whose epochs are estimated, they stay closed once they are
         close_mosaic: usize = 10;
         /// Vary the training size between 0.5 and 1.5 imgsz
         multi_scale: bool = false;
@@ -426,6 +427,7 @@ impl TrainConfig {
         }
         let rules = [
             (self.imgsz == 0 || !self.imgsz.is_multiple_of(STRIDE), format!("imgsz {} is not a positive multiple of {STRIDE}", self.imgsz)),
+            (self.imgsz > MAX_SIDE as usize, format!("imgsz {} is more than {MAX_SIDE} pixels", self.imgsz)),
             (self.epochs == 0, "epochs must be at least 1".into()),
             (self.nbs == 0, "nbs must be at least 1".into()),
             (self.ranks == 0, "ranks must be at least 1".into()),

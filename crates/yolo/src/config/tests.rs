@@ -56,6 +56,15 @@ fn imgsz_is_rounded_up_to_the_stride() {
 }
 
 #[test]
+fn imgsz_is_no_more_than_an_image_may_have() {
+    let of = |side: u64| TrainConfig::from_layers(&[layer("f", json!({"imgsz": side}))]).map(|config| config.imgsz);
+    assert_eq!(of(16_384), Ok(16_384));
+    for (side, used) in [(16_385, 16_416), (64_000, 64_000), (1 << 32, 1_u64 << 32)] {
+        assert!(of(side).unwrap_err().to_string().ends_with(&format!("imgsz {used} is more than 16384 pixels")), "{side}");
+    }
+}
+
+#[test]
 fn a_batch_is_images_or_a_share_of_memory() {
     let batch = |v: Value| TrainConfig::from_layers(&[layer("f", json!({"batch": v}))]);
     assert_eq!(batch(json!(8)).unwrap().batch, BatchSize::Images(8));

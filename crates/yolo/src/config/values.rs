@@ -131,11 +131,15 @@ pub enum Freeze {
 
 impl Kind for Freeze {
     fn value_name() -> String {
-        "N|N,N,..".into()
+        "N|N,N,..|[N]".into()
     }
 
     fn read(text: &str) -> Value {
-        if text.contains(',') { Vec::<usize>::read(text) } else { number(text) }
+        match text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
+            Some(list) => Vec::<usize>::read(list),
+            None if text.contains(',') => Vec::<usize>::read(text),
+            None => number(text),
+        }
     }
 }
 
@@ -223,5 +227,6 @@ mod tests {
         assert_eq!([Toggle::read("True"), Toggle::read("a.pt"), Toggle::read("4")], [json!(true), json!("a.pt"), json!(4)]);
         assert_eq!([Cache::read("ram"), Cache::read("FALSE")], [json!("ram"), json!(false)]);
         assert_eq!([Freeze::read("3"), Freeze::read("3,b")], [json!(3), json!([3, "b"])]);
+        assert_eq!([Freeze::read("[3]"), Freeze::read("[3, 4]"), Freeze::read("[3")], [json!([3]), json!([3, 4]), json!("[3")]);
     }
 }

@@ -75,12 +75,17 @@ fn new_tokens_are_learnt_and_go_with_the_adapter() {
     }
 
     // Rows that nobody trains are refused, also where an adapter that does not is gone on with.
-    for adapter in [&[][..], &["--adapter", "made/train/adapter"]] {
+    // Of that one the advice is no setting, which would be refused for being the adapter's.
+    let other = "the adapter in made/train/adapter does not train them, and cannot be made to: merge it into its model, and train a new adapter on that";
+    for (adapter, [tokens, rate]) in [
+        (&[][..], ["modules_to_save embed_tokens (and lm_head, if the model has one)", "modules_to_save embed_tokens or lm_head"]),
+        (&["--adapter", "made/train/adapter"], [other; 2]),
+    ] {
         let plain = [&["--config", "more.yaml"][..], adapter].concat();
         let (_, err) = run(&[&plain[..], &["--new-tokens", "<ore>"]].concat(), 2);
-        assert!(err.contains("new_tokens need rows that are trained"), "{err}");
+        assert!(err.contains(&format!("new_tokens need rows that are trained: {tokens}")), "{err}");
         let (_, err) = run(&[&plain[..], &["--embedding-learning-rate", "1e-5"]].concat(), 2);
-        assert!(err.contains("neither the embedding nor a head is trained"), "{err}");
+        assert!(err.contains(&format!("neither the embedding nor a head is trained: {rate}")), "{err}");
     }
 }
 

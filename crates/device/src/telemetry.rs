@@ -1,7 +1,7 @@
 //! What a card is doing while it trains: memory in use, temperature, power.
 //!
 //! amdgpu publishes them as files under /sys; for NVIDIA there is the program nvidia-smi. Both can take long on a sick driver, so a thread
-//! of its own asks, every few seconds, and whoever wants to know gets the last answer at once.
+//! of its own asks, again and again, and whoever wants to know gets the last answer at once.
 
 use crate::select::Selected;
 use crate::smi;
@@ -45,8 +45,13 @@ pub struct Telemetry(Arc<Mutex<Reading>>);
 impl Telemetry {
     /// Starts asking. Of the CPU, and of a card that tells nothing, nothing is ever known.
     pub fn start(device: &Selected) -> Self {
+        Self::every(device, EVERY)
+    }
+
+    /// The same, with so long between two questions: for who watches for seconds only.
+    pub fn every(device: &Selected, every: Duration) -> Self {
         match device.pci.clone() {
-            Some(pci) => Self::of(move || Source::find(Path::new("/"), &pci, OsStr::new(smi::PROGRAM)), EVERY),
+            Some(pci) => Self::of(move || Source::find(Path::new("/"), &pci, OsStr::new(smi::PROGRAM)), every),
             None => Self(Arc::default()),
         }
     }

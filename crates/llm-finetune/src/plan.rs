@@ -5,7 +5,7 @@ use bellows_qwen::base::Base;
 use bellows_qwen::bench::Size;
 use bellows_qwen::checkpointing::Checkpointing;
 use bellows_qwen::config::SftConfig;
-use bellows_qwen::fit::{Question, longest_row};
+use bellows_qwen::fit::{FitError, Question, largest_allocation, longest_row};
 use bellows_qwen::hub::describe;
 use bellows_qwen::memory::Plan;
 use bellows_qwen::model::ModelConfig;
@@ -36,12 +36,16 @@ pub(crate) fn plan(args: &PlanArgs) -> Result<(), Failure> {
         }
     }
     join_pool(0)?;
-    let target = match &args.card {
-        Some(card) => Target::card(card, OF_PUBLISHED)?,
-        None => Target::here(&pick_device(&config.device, &by(config.products))?, OF_PUBLISHED, || {
-            let rate = product_rate(config.precision());
-            (PRODUCTS * rate, format!("products run at {:.0} GFLOP/s here", rate / 1e9))
-        }),
+    let (target, most) = match &args.card {
+        Some(card) => (Target::card(card, OF_PUBLISHED)?, None),
+        None => {
+            let device = pick_device(&config.device, &by(config.products))?;
+            let target = Target::here(&device, OF_PUBLISHED, || {
+                let rate = product_rate(config.precision());
+                (PRODUCTS * rate, format!("products run at {:.0} GFLOP/s here", rate / 1e9))
+            });
+            (target, largest_allocation(&device.device))
+        }
     };
     let config = config.stored_at(target.place);
     let (name, model, seq) = subject(args, &config)?;
@@ -54,7 +58,7 @@ pub(crate) fn plan(args: &PlanArgs) -> Result<(), Failure> {
     let mut question = Question { model: &model, config, storage, place: target.place, seq };
     // A limit is a question here, and no reason to refuse.
     let plan = question.choose(target.memory)?;
-    let answer = Answer::new(&question, plan, &target, room)?;
+    let answer = Answer::new(&question, plan, &target, room, most)?;
     if args.json {
         say(&answer.json().to_string());
         return Ok(());
@@ -95,19 +99,28 @@ struct Answer {
     rerun: usize,
     layers: usize,
     room: Option<f64>,
+    /// Why it would be refused in any room.
+    refused: Option<String>,
     /// Rows of this length that fit, and the length of so many that does.
     largest: Option<[usize; 2]>,
-    /// What would make it fit, if it does not; `None` if nothing would.
+    /// What would make it fit, if there is no room for it; `None` if nothing would.
     remedy: Option<String>,
     tokens_per_s: Option<f64>,
 }
 
 impl Answer {
-    fn new(question: &Question<'_>, plan: Plan, target: &Target, room: Option<f64>) -> Result<Self, Failure> {
+    /// Of a device that allocates `most` bytes at a time, where that is known.
+    fn new(question: &Question<'_>, plan: Plan, target: &Target, room: Option<f64>, most: Option<u64>) -> Result<Self, Failure> {
         let (footprint, rows, seq) = (question.footprint()?, question.rows(), question.seq);
         let (checkpointing, per) = (question.config.gradient_checkpointing, question.config.objective.sequences());
         let (all, step) = (Checkpointing::ALL, question.config.pad_to_multiple_of.max(64));
-        let largest = room.map(|room| {
+        let refused = match question.allocates(most) {
+            Err(error @ FitError::Tensor(..)) => Some(error.to_string()),
+            other => other.map(|()| None)?,
+        };
+        // Neither fewer nor shorter rows make a tensor of the model smaller.
+        let usable = room.filter(|_| refused.is_none());
+        let largest = usable.map(|room| {
             let longest = footprint.longest(rows, all, room, step, question.model.max_position_embeddings);
             [footprint.most_rows(seq, all, room, ROWS) / per, longest]
         });
@@ -118,14 +131,15 @@ impl Answer {
             rerun: checkpointing.of(footprint.layers()),
             layers: footprint.layers(),
             room,
+            refused,
             largest,
-            remedy: room.filter(|room| plan.peak() > *room).map_or(Ok(None), |room| question.remedies(room))?,
+            remedy: usable.filter(|room| plan.peak() > *room).map_or(Ok(None), |room| question.remedies(room))?,
             tokens_per_s: target.rate.as_ref().map(|(rate, _)| footprint.tokens_per_s(seq, checkpointing, *rate)),
         })
     }
 
     fn fits(&self) -> Option<bool> {
-        self.room.map(|room| self.plan.peak() <= room)
+        if self.refused.is_some() { Some(false) } else { self.room.map(|room| self.plan.peak() <= room) }
     }
 
     /// The terms by the names of the keys.
@@ -153,6 +167,7 @@ impl Answer {
         json["layers_rerun"] = self.rerun.into();
         json["memory_gb"] = self.room.map(|bytes| bytes / 1e9).into();
         json["fits"] = self.fits().into();
+        json["refused"] = self.refused.clone().into();
         json["largest_batch"] = self.largest.map(|[rows, _]| rows).into();
         json["longest_seq"] = self.largest.map(|[_, seq]| seq).into();
         json["remedy"] = self.remedy.clone().into();
@@ -183,10 +198,33 @@ impl Answer {
         if let Some(largest) = largest {
             say(&format!("the largest that fits, with every layer but the top one run again: {largest}"));
         }
-        match (&self.remedy, self.fits()) {
-            (Some(flags), _) => say(&format!("it would fit with {flags}")),
-            (None, Some(false)) => say("no setting makes it fit; a smaller model would"),
-            (None, _) => {}
+        match (&self.refused, &self.remedy, self.fits()) {
+            (Some(why), ..) => say(why),
+            (None, Some(flags), _) => say(&format!("it would fit with {flags}")),
+            (None, None, Some(false)) => say("no setting makes it fit; a smaller model would"),
+            (None, None, _) => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bellows_learner::memory::Place;
+
+    #[test]
+    fn a_run_that_is_refused_for_a_tensor_does_not_fit() {
+        let shape = ModelConfig { hidden_size: 3584, vocab_size: 152_064, ..Size::named("1.5B").unwrap().shape() };
+        let mut question = Question { model: &shape, config: SftConfig::default(), storage: Storage::F32, place: Place::Card, seq: 64 };
+        let (plan, target) = (question.choose(None).unwrap(), Target::card("MI50", OF_PUBLISHED).unwrap());
+        let answer = |room, most| Answer::new(&question, plan, &target, room, most).unwrap().json();
+        for room in [None, Some(1e9), Some(1e12)] {
+            let json = answer(room, Some((1 << 31) - 1));
+            assert_eq!(json["fits"], false);
+            assert!(json["refused"].as_str().unwrap().contains("takes 2.18 GB, and the device allocates 2.15 GB"), "{json}");
+            assert!(json["largest_batch"].is_null() && json["remedy"].is_null(), "{json}");
+        }
+        let json = answer(Some(1e12), Some(1 << 32));
+        assert!(json["fits"] == true && json["refused"].is_null() && json["largest_batch"].is_u64(), "{json}");
     }
 }

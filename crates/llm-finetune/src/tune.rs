@@ -5,13 +5,14 @@ use std::cell::Cell;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::rc::Rc;
+use std::time::Duration;
 
 use bellows_chat::{Encoded, Fault};
 use bellows_cli::{Context, Exit, Failure, Signals, Usage, join_pool, local_rank, note, pick_device, say, scratch};
 use bellows_device::{Reading, Selected, Telemetry, this_program};
 use bellows_learner::bench::{StepTimer, median};
 use bellows_learner::memory::{Place, peak_memory};
-use bellows_learner::{BatchReport, Observer, StepTimes};
+use bellows_learner::{BatchReport, Observer, Phase, StepTimes};
 use bellows_qwen::config::SftConfig;
 use bellows_qwen::data::SftData;
 use bellows_qwen::examples::Examples;
@@ -27,6 +28,8 @@ use crate::train::{data_paths, find_model, open_base, open_data, open_tokenizer,
 
 /// Updates of a measurement: one to warm up, and those that count.
 const STEPS: usize = 3;
+/// Between two questions to the card: a measurement may be over within a second.
+const EVERY: Duration = Duration::from_millis(200);
 
 /// A column: its heading, the key of a measurement, digits.
 const COLUMNS: [(&str, &str, usize); 7] = [
@@ -157,11 +160,11 @@ fn measure(config: SftConfig, batch: usize, signals: &Signals) -> Result<(), Fai
     }
     let base = open_base(&config, &paths, &device.device)?;
     let (folder, _taken) = scratch(signals)?;
-    let (telemetry, highest) = (Telemetry::start(&device), Rc::<Cell<Reading>>::default());
+    let (telemetry, highest) = (Telemetry::every(&device, EVERY), Rc::<Cell<Reading>>::default());
     let mut tuning = Finetune::new(config, base, data, template, &device.device, RunDir::create(&folder, "tune", false)?)?;
     prove(&tuning.model(), tuning.shape(), tuning.config().precision, &device)?;
     let timer = StepTimer::default();
-    tuning.learner().observe(timer.clone()).observe(Watch { telemetry, highest: Rc::clone(&highest) });
+    tuning.learner().observe(timer.clone()).observe(Watch { latest: move || telemetry.latest(), highest: Rc::clone(&highest) });
     tuning.run()?;
     tuning.save()?;
     let seconds = |window: &[StepTimes]| window.iter().map(|t| t.forward + t.backward + t.update).sum::<f64>();
@@ -197,14 +200,24 @@ fn tokens(examples: &Examples, sequences: usize) -> usize {
 }
 
 /// Keeps the highest readings of a card that trains: when all is done it has been idle for a while.
-struct Watch {
-    telemetry: Telemetry,
+struct Watch<F> {
+    latest: F,
     highest: Rc<Cell<Reading>>,
 }
 
-impl Observer for Watch {
+impl<F: Fn() -> Reading> Watch<F> {
+    fn look(&self) {
+        self.highest.set(higher(self.highest.get(), (self.latest)()));
+    }
+}
+
+impl<F: Fn() -> Reading> Observer for Watch<F> {
+    fn on_phase(&mut self, _phase: Phase) {
+        self.look();
+    }
+
     fn on_batch(&mut self, _report: &BatchReport) {
-        self.highest.set(higher(self.highest.get(), self.telemetry.latest()));
+        self.look();
     }
 }
 
@@ -262,5 +275,11 @@ mod tests {
         let reading = |power, temperature| Reading { power, temperature, ..Reading::default() };
         let all = [reading(None, None), reading(Some(180.0), Some(61.0)), reading(Some(35.0), Some(64.0)), reading(None, None)];
         assert_eq!(all.into_iter().reduce(higher), Some(reading(Some(180.0), Some(64.0))));
+        // The last batch's answer may only be there when the run has turned to something else.
+        let (answers, highest) = (Cell::new(0), Rc::<Cell<Reading>>::default());
+        let latest = || all[answers.replace(answers.get() + 1)];
+        let mut watch = Watch { latest, highest: Rc::clone(&highest) };
+        [Phase::Step, Phase::Evaluation].into_iter().for_each(|phase| watch.on_phase(phase));
+        assert_eq!(highest.get(), all[1]);
     }
 }

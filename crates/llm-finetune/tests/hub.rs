@@ -8,6 +8,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 
 use bellows_qwen::adapter::LoraConfig;
 use bellows_qwen::base::Base;
@@ -287,34 +288,44 @@ fn a_download_goes_on_where_it_broke_off_and_a_damaged_one_is_thrown_away() {
     assert_eq!(code, 0, "{error}");
 }
 
-/// As ranks do that begin together: the library gives up after five seconds.
+/// As ranks do that begin together, and beside another program, which has the library's lock alone.
 #[test]
 fn what_another_process_downloads_is_waited_for() {
     let dir = tempfile::tempdir().unwrap();
     let hub = hub(dir.path());
     let at = [("HF_ENDPOINT", hub.endpoint.as_str())];
     assert_eq!(run(dir.path(), &ask("o/single", &[]), &at).0, 0);
-    hub.requests();
-    // That process is this one, in the middle of the weights.
     let blob = snapshot(dir.path(), "o/single").join("model.safetensors").canonicalize().unwrap();
     let part = blob.with_extension("part");
     let whole = std::fs::read(&blob).unwrap();
-    std::fs::remove_file(&blob).unwrap();
-    std::fs::write(&part, &whole[..whole.len() / 2]).unwrap();
-    let lock = File::create(blob.with_extension("lock")).unwrap();
-    lock.lock().unwrap();
+    // That process is this one, in the middle of the weights. It ends them once it is waited for, or while others look for its lock.
+    for (lock, told) in [("lock", true), ("turn", true), ("lock", false)] {
+        hub.requests();
+        std::fs::remove_file(&blob).unwrap();
+        std::fs::write(&part, &whole[..whole.len() / 2]).unwrap();
+        let lock = File::create(blob.with_extension(lock)).unwrap();
+        lock.lock().unwrap();
 
-    let mut other = command(dir.path(), &ask("o/single", &[]), &at).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-    let mut words = BufReader::new(other.stderr.take().unwrap()).lines().map_while(Result::ok);
-    assert!(words.any(|line| line.contains("waiting for another process, which downloads model.safetensors of o/single")));
-    std::fs::write(&part, &whole).unwrap();
-    std::fs::rename(&part, &blob).unwrap();
-    drop(lock);
-    let rest: Vec<String> = words.collect();
-    assert!(other.wait().unwrap().success(), "{rest:?}");
-    // For the size, and not for the file.
-    let asked = hub.requests();
-    assert_eq!(asked.iter().filter(|request| request.starts_with("/cdn/o/single/model.safetensors")).count(), 1, "{asked:#?}");
+        let mut other = command(dir.path(), &ask("o/single", &[]), &at).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut words = BufReader::new(other.stderr.take().unwrap()).lines().map_while(Result::ok);
+        let of_weights = |request: &String| request.starts_with("/cdn/o/single/model.safetensors");
+        if told {
+            assert!(words.any(|line| line.contains("waiting for another process, which downloads model.safetensors of o/single")));
+        } else {
+            while !hub.shelf.lock().unwrap().log.iter().any(of_weights) {
+                assert!(other.try_wait().unwrap().is_none());
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
+        std::fs::write(&part, &whole).unwrap();
+        std::fs::rename(&part, &blob).unwrap();
+        drop(lock);
+        let rest: Vec<String> = words.collect();
+        assert!(other.wait().unwrap().success(), "{rest:?}");
+        // For the size, and not for the file.
+        let asked = hub.requests();
+        assert_eq!(asked.iter().filter(|request| of_weights(request)).count(), 1, "{asked:#?}");
+    }
 }
 
 #[test]

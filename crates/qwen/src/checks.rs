@@ -75,6 +75,17 @@ pub(crate) fn warnings(config: &SftConfig, model: &ModelConfig, batches: usize) 
 }
 
 impl SftConfig {
+    /// How these modules come to be trained, where they have to be: what an adapter trains that is gone on with, cannot be asked for.
+    pub(crate) fn to_train(&self, modules: &str) -> String {
+        match &self.adapter {
+            None => format!("modules_to_save {modules}"),
+            Some(dir) => {
+                let instead = "merge it into its model, and train a new adapter on that";
+                format!("the adapter in {dir} does not train them, and cannot be made to: {instead}")
+            }
+        }
+    }
+
     /// The template that was asked for by name; `None` leaves it to the tokenizer.
     ///
     /// # Errors

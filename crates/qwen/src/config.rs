@@ -452,14 +452,12 @@ impl SftConfig {
         let lora = self.lora();
         let embedding_trained = self.method == Method::Full || lora.trains(EMBEDDING);
         if !self.new_tokens.is_empty() && !embedding_trained {
-            return Err(bad(
-                "new_tokens need rows that are trained: modules_to_save embed_tokens (and lm_head, if the model has one)".into()
-            ));
+            let advice = self.to_train("embed_tokens (and lm_head, if the model has one)");
+            return Err(bad(format!("new_tokens need rows that are trained: {advice}")));
         }
         if self.embedding_learning_rate.is_some() && !embedding_trained && !lora.trains(HEAD) {
-            return Err(bad(
-                "embedding_learning_rate: neither the embedding nor a head is trained: modules_to_save embed_tokens or lm_head".into(),
-            ));
+            let advice = self.to_train("embed_tokens or lm_head");
+            return Err(bad(format!("embedding_learning_rate: neither the embedding nor a head is trained: {advice}")));
         }
         Ok(())
     }

@@ -27,7 +27,7 @@ pub enum FitError {
     TooLarge(#[from] TooLarge),
     /// A tensor that the device has no room for in one piece, in GB, and what it allocates at a time.
     #[error(
-        "a tensor of this model takes {0:.2} GB, and the device allocates {1:.2} GB at a time at most: embedding and head that nothing trains take half as much with --precision fp16"
+        "a tensor of this model takes {0:.2} GB, and the device allocates {1:.2} GB at a time at most: embedding and head that nothing trains take half as much with --precision fp16 (of a .gguf with --base-dtype f16, int8 or nf4 beside it)"
     )]
     Tensor(f64, f64),
     /// The adapter.
@@ -272,7 +272,12 @@ mod tests {
         allocates(Storage::F32, fp16(), None).unwrap();
         allocates(Storage::F32, fp16(), Some(1 << 32)).unwrap();
         allocates(Storage::Half, fp16(), vulkan).unwrap();
-        allocates(Storage::Nf4, SftConfig { base_dtype: BaseDtype::Nf4, ..fp16() }, vulkan).unwrap();
+        // A GGUF keeps its blocks in fp16 too, with f32 beside them, unless it is asked for one of these.
+        let gguf = allocates(Storage::Blocks { layers: 0.6, rows: 4.0 }, fp16(), vulkan).unwrap_err();
+        assert!(gguf.to_string().ends_with("(of a .gguf with --base-dtype f16, int8 or nf4 beside it)"), "{gguf}");
+        for (storage, base_dtype) in [(Storage::Half, BaseDtype::F16), (Storage::Int8, BaseDtype::Int8), (Storage::Nf4, BaseDtype::Nf4)] {
+            allocates(storage, SftConfig { base_dtype, ..fp16() }, vulkan).unwrap();
+        }
         let too_large = |storage, config| matches!(allocates(storage, config, vulkan), Err(FitError::Tensor(..)));
         assert!(too_large(Storage::Nf4, SftConfig::default()), "rows beside blocks are f32 there");
         let trained = SftConfig { modules_to_save: vec!["embed_tokens".into()], ..fp16() };

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 use std::env;
-use std::fs::File;
+use std::fs::{File, TryLockError};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -334,7 +334,9 @@ impl Hub {
             if there.exists() {
                 break there;
             }
-            let error = match source.download(file) {
+            // It may have come between that look and the turn.
+            let download = |_turn| if there.exists() { Ok(there.clone()) } else { source.download(file) };
+            let error = match self.turn(api, &source.url(file), named).and_then(download) {
                 Ok(path) => break path,
                 Err(error) => error,
             };
@@ -371,10 +373,34 @@ impl Hub {
         Err(HubError::Damaged { repo: named.name.into(), file: file.into() })
     }
 
+    /// Held by the one process that downloads a file. The library has a lock too, but takes it only after a request of its own, and does not look whether
+    /// the file came while it waited. Other programs have that one alone, so it must be free as well.
+    fn turn(&self, api: &Api, url: &str, named: Named<'_>) -> Result<File, ApiError> {
+        let blob = self.blob(api, url, named)?;
+        blob.parent().map_or(Ok(()), std::fs::create_dir_all)?;
+        let lock = |extension: &str| -> Result<File, ApiError> {
+            let path = blob.with_extension(extension);
+            let file = File::create(&path)?;
+            match file.try_lock() {
+                Ok(()) => Ok(file),
+                Err(TryLockError::WouldBlock) => Err(ApiError::LockAcquisition(path)),
+                Err(TryLockError::Error(e)) => Err(e.into()),
+            }
+        };
+        let turn = lock("turn")?;
+        lock("lock")?;
+        Ok(turn)
+    }
+
+    /// Where the cache keeps what has this address.
+    fn blob(&self, api: &Api, url: &str, named: Named<'_>) -> Result<PathBuf, ApiError> {
+        Ok(Cache::new(self.cache.clone()).repo(named.repo(NEWEST)).blob_path(api.metadata(url)?.etag()))
+    }
+
     /// Removes what an earlier download left, so that the next one starts at the beginning.
     fn forget_part(&self, api: &Api, url: &str, named: Named<'_>) {
-        let Ok(metadata) = api.metadata(url) else { return };
-        let part = Cache::new(self.cache.clone()).repo(named.repo(NEWEST)).blob_path(metadata.etag()).with_extension("part");
+        let Ok(blob) = self.blob(api, url, named) else { return };
+        let part = blob.with_extension("part");
         if let Err(e) = std::fs::remove_file(&part) {
             tracing::debug!("{}: {e}", part.display());
         }

@@ -148,8 +148,9 @@ impl Finetune {
         let (base, mut brought) = (norms(&model), FNV);
         let (config, mut lora) = with_adapter(config)?;
         if !fresh.is_empty() && config.method == Method::Lora && model.lm_head.is_some() && !lora.trains(HEAD) {
-            let reason = "new_tokens: this model has a lm_head of its own, whose new rows must be trained: modules_to_save lm_head too";
-            return Err(AdapterError::Setting(reason.into()).into());
+            let advice = config.to_train("lm_head too");
+            let reason = format!("new_tokens: this model has a lm_head of its own, whose new rows must be trained: {advice}");
+            return Err(AdapterError::Setting(reason).into());
         }
         let model = match (config.method, config.adapter.as_ref().map(Path::new)) {
             (Method::Full, _) => train_where(model, |_| true),

@@ -399,19 +399,25 @@ fn an_adapter_with_a_tied_embedding_goes_out_and_in() {
 fn tokens_that_an_adapter_does_not_know_need_every_row_trained() {
     let shape = ModelConfig { tie_word_embeddings: false, ..shape() };
     let untied = || random(&shape, 5, &Device::flex());
-    let go_on = |modules: &[&str]| {
-        let dir = tempfile::tempdir().unwrap();
-        let config = SftConfig { modules_to_save: modules.iter().map(ToString::to_string).collect(), epochs: 1, ..settings() };
-        train(config, untied(), shape.clone(), examples(&LENGTHS), Vec::new(), dir.path());
+    let saving =
+        |modules: &[&str]| SftConfig { modules_to_save: modules.iter().map(ToString::to_string).collect(), epochs: 1, ..settings() };
+    let begin = |config: SftConfig, dir: &Path| {
         let mut base = Base { model: untied(), config: shape.clone(), tokenizer: tokenizer(), added: 0 };
         add_tokens(&mut base, &["<slag>".into()]).unwrap();
-        let config = SftConfig { adapter: Some(dir.path().join("run/adapter").to_string_lossy().into_owned()), ..settings() };
         let data = SftData { train: examples(&LENGTHS).into(), ..SftData::default() };
-        let run = RunDir::create(dir.path(), "on", false).unwrap();
+        let run = RunDir::create(dir, "on", false).unwrap();
         Finetune::new(config, base, data, Template::ChatMl, &Device::flex(), run).map(|run| parameters(&run.model()))
     };
+    let go_on = |modules: &[&str]| {
+        let dir = tempfile::tempdir().unwrap();
+        train(saving(modules), untied(), shape.clone(), examples(&LENGTHS), Vec::new(), dir.path());
+        begin(SftConfig { adapter: Some(dir.path().join("run/adapter").to_string_lossy().into_owned()), ..settings() }, dir.path())
+    };
+    let fresh = begin(saving(&["embed_tokens"]), tempfile::tempdir().unwrap().path()).unwrap_err().to_string();
+    assert!(fresh.ends_with("must be trained: modules_to_save lm_head too"), "{fresh}");
     let error = go_on(&["embed_tokens"]).unwrap_err().to_string();
-    assert!(error.ends_with("modules_to_save lm_head too"), "{error}");
+    let ending = "run/adapter does not train them, and cannot be made to: merge it into its model, and train a new adapter on that";
+    assert!(error.contains("lm_head of its own") && error.ends_with(ending), "{error}");
     let grown = go_on(&["embed_tokens", "lm_head"]).unwrap();
     for matrix in ["model.embed_tokens.weight", "lm_head.weight"] {
         let values = &grown.iter().find(|(name, _)| name == matrix).unwrap().1;

@@ -284,7 +284,7 @@ settings! {
         /// Not done: objects are not pasted, whatever this is
         copy_paste: f64 = 0.0;
         /// Last epochs without mosaic, mixup and cutmix; 0 keeps them to the end
-        /// as does a run of fewer epochs than that; with `time`, whose epochs are estimated, they stay closed once they are
+        /// as does a run of fewer epochs than that; with `time`, whose epochs are estimated, they stay closed once they are after half of it
         close_mosaic: usize = 10;
         /// Vary the training size between 0.5 and 1.5 imgsz
         multi_scale: bool = false;

@@ -24,8 +24,8 @@ pub struct Counters {
     pub epoch: usize,
     /// Epochs planned; a time limit changes it.
     pub epochs: usize,
-    /// The `epochs` by which a run that a time limit ends came to what belongs to its last epochs ([`Task::is_closing`](crate::Task::is_closing)): draws are
-    /// told these from then on.
+    /// The `epochs` by which a run that a time limit ends came, after half of the time, to what belongs to its last epochs
+    /// ([`Task::is_closing`](crate::Task::is_closing)): draws are told these from then on.
     #[serde(default)]
     pub closing: Option<usize>,
     /// Batches of this epoch that were trained on or skipped.

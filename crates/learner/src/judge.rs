@@ -200,7 +200,10 @@ impl<T: Task> Run<T> {
         if at.complete {
             counters.next_epoch();
             if let Some(seconds) = seconds {
-                counters.closing = counters.closing.or(closing);
+                // Before half of the time the estimate is of too few epochs, or only what was asked for.
+                if counters.elapsed_s * 2.0 >= seconds {
+                    counters.closing = counters.closing.or(closing);
+                }
                 let mean_epoch_s = counters.elapsed_s / counters.epoch as f64;
                 counters.epochs =
                     ((seconds / mean_epoch_s).ceil() as usize).max(counters.epoch + usize::from(counters.elapsed_s < seconds));

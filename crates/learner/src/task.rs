@@ -23,7 +23,8 @@ pub struct Draw {
     pub seed: u64,
     /// Epoch, from 0.
     pub epoch: usize,
-    /// Epochs the run is planned for. With a time limit they are an estimate that every epoch makes anew, until [`Task::is_closing`].
+    /// Epochs the run is planned for. With a time limit they are an estimate that every epoch makes anew, until [`Task::is_closing`] in the second half of
+    /// the time.
     pub epochs: usize,
     /// Which batch of the run it is, from 0, however often it was repeated; 0 where a whole epoch is planned.
     pub step: u64,
@@ -174,7 +175,8 @@ pub trait Task: Send + Sync {
     }
 
     /// Whether an epoch of so many is of the last ones, which the task makes in another way (without an augmentation). Of a run that a time limit ends they are
-    /// not to become others again where the estimate of its epochs rises or falls: later draws are told that of the first such epoch.
+    /// not to become others again where the estimate of its epochs rises or falls: later draws are told that of the first such epoch
+    /// that ends after half of the time, before which there is too little to estimate from.
     fn is_closing(&self, _draw: Draw) -> bool {
         false
     }

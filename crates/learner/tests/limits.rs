@@ -2,10 +2,12 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::toy::{self, BATCHES, Toy, config, data, learner, no_poison};
-use bellows_learner::{BatchReport, LearnerConfig, Observer, Outcome, Phase};
+use bellows_learner::{BatchReport, Counters, Learner, LearnerConfig, Observer, Outcome, Phase};
+use bellows_runs::{Checkpoints, Member};
 use burn::tensor::Device;
 
 /// Makes every batch take a while.
@@ -38,19 +40,44 @@ fn the_time_stops_within_an_epoch_and_validates_once() {
     assert_eq!(again.fit(&data()).unwrap(), Outcome::NothingToDo);
 }
 
-/// The time stands in place of the epochs, however few of them were asked for. What belongs to the last of these goes on as it was begun.
+/// The time stands in place of the epochs, however few of them were asked for. What belongs to the last of these goes on as it was begun, once half of the
+/// time has passed.
 #[test]
 fn the_time_overrides_the_epochs() {
     let dir = tempfile::tempdir().unwrap();
-    let config = LearnerConfig { epochs: 1, time: Some(2.0 / 3600.0), ..config() };
-    let toy = Toy { closing: true, ..Toy::default() };
-    let mut session = toy::learner_of(toy, dir.path(), config, &Device::flex());
-    session.observe(Slow);
-    assert_eq!(session.fit(&data()).unwrap(), Outcome::Finished);
+    let seconds = 3.6e6;
+    let begin = || {
+        let config = LearnerConfig { epochs: 1, time: Some(seconds / 3600.0), ..config() };
+        toy::learner_of(Toy { closing: true, ..Toy::default() }, dir.path(), config, &Device::flex())
+    };
+    // Goes on for so many batches: the epochs that draws were told of.
+    let go_on = |session: &mut Learner<Toy>, batches: usize| {
+        let flag = Arc::default();
+        session.observe(toy::StopAfter { after: batches, seen: 0, flag: Arc::clone(&flag) }).stop_when(flag);
+        assert_eq!(session.fit(&data()).unwrap(), Outcome::Interrupted);
+        session.task().planned.lock().unwrap().clone()
+    };
+    let mut session = begin();
+    let planned = go_on(&mut session, 2 * BATCHES + 3);
+    let (last, counters) = (planned[planned.len() - 1], &session.state().counters);
+    assert_eq!((counters.epoch, counters.closing, last), (2, None, counters.epochs), "too early");
+    assert!(planned[0] == 1 && planned.iter().filter(|&&epochs| epochs > 1).count() == 2, "{planned:?}");
+    drop(session);
+
+    let checkpoints = Checkpoints::open(dir.path().join("run/checkpoints")).unwrap();
+    let mut newest = checkpoints.latest().unwrap().checkpoint.unwrap();
+    let counters: Counters = serde_json::from_slice(&newest.members["state.json"]).unwrap();
+    let late = Counters { elapsed_s: 0.6 * seconds, ..counters };
+    newest.members.insert("state.json".into(), serde_json::to_vec(&late).unwrap());
+    let members: Vec<Member<'_>> = newest.members.iter().map(|(name, bytes)| Member { name, bytes }).collect();
+    checkpoints.save(newest.step, &members, &newest.info).unwrap();
+    let mut session = begin();
+    session.resume().unwrap();
+    let planned = go_on(&mut session, 3 * BATCHES);
     let counters = &session.state().counters;
-    assert!(counters.done && counters.epoch >= 1 && counters.batches > BATCHES as u64, "{} batches", counters.batches);
-    let planned = session.task().planned.lock().unwrap();
-    assert!(counters.epochs > 1 && planned.len() > 1 && planned.iter().all(|&epochs| epochs == 1), "{planned:?}");
+    assert_eq!((counters.epoch, counters.closing), (5, Some(last)));
+    assert!(planned.len() > 3 && planned.iter().all(|&epochs| epochs == last), "{planned:?}");
+    assert!(counters.epochs < last, "the estimate itself goes on: {}", counters.epochs);
 }
 
 /// Makes the weights of an epoch take longer than there is time.

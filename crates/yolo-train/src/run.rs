@@ -100,6 +100,10 @@ fn settle(args: &TrainArgs) -> Result<Settled, Failure> {
     let dataset = of_dataset(data, file.as_ref(), &args.flags)?;
     let layers: Vec<Layer> = [Some(dataset), file, Some(args.flags.clone())].into_iter().flatten().collect();
     let (mut config, notes) = TrainConfig::with_notes(&layers)?;
+    // No rule of the settings themselves: a run that an older program began with more goes on.
+    if !(0.0..=0.001).contains(&config.perspective) {
+        return Err(Usage(format!("perspective {} is not between 0 and 0.001", config.perspective)).into());
+    }
     config.ranks = ranks_of(config.ranks)?;
     Ok(Settled { ranks: config.ranks, config, notes, resumed: None })
 }
@@ -257,5 +261,29 @@ mod tests {
             shapes(&config).into_iter().filter_map(c_in).min()
         };
         assert_eq!(["channels: 1\n", ""].map(fewest), [Some(1), Some(3)]);
+    }
+
+    #[test]
+    fn perspective_is_of_the_range_that_is_told_unless_a_run_goes_on() {
+        let folder = tempfile::tempdir().unwrap();
+        let yaml = folder.path().join("data.yaml");
+        std::fs::write(&yaml, "train: t\nval: v\nnames: [a]\n").unwrap();
+        let settled = |resume: Option<Option<PathBuf>>, flags: Value| {
+            let flags = Layer { origin: "command line".into(), values: flags.as_object().cloned().unwrap() };
+            let typed = Vec::new();
+            let args = TrainArgs { config: None, resume, tui: false, reprobe: false, tune: false, background: false, flags, typed };
+            settle(&args).map(|settled| settled.config.perspective).map_err(|error| error.to_string())
+        };
+        let new = |perspective: f64| settled(None, json!({ "data": yaml, "perspective": perspective }));
+        assert_eq!([0.0, 0.001].map(new), [Ok(0.0), Ok(0.001)]);
+        for bad in [0.0011, 0.5] {
+            assert_eq!(new(bad), Err(format!("perspective {bad} is not between 0 and 0.001")));
+        }
+        let going_on = |perspective: &str| {
+            std::fs::write(folder.path().join("config.yaml"), format!("data: d.yaml\nperspective: {perspective}\n")).unwrap();
+            settled(Some(Some(folder.path().to_owned())), json!({}))
+        };
+        assert_eq!(going_on("0.002"), Ok(0.002));
+        assert!(going_on("-0.1").is_err_and(|error| error.contains("perspective -0.1 is negative")));
     }
 }

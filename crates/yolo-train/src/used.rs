@@ -99,7 +99,8 @@ impl Share {
 
 /// `--weights FILE`.
 pub(crate) fn weights_flag() -> Arg {
-    let help = "Weights to use: a .pt, .safetensors or .onnx file of a YOLOv8 detector, or a folder that has only one";
+    let help =
+        "Weights to use: a .pt or .safetensors file of a YOLOv8 detector, an .onnx file that export wrote, or a folder that has only one";
     option("weights", help).value_name("FILE").visible_alias("model")
 }
 
@@ -206,6 +207,13 @@ mod tests {
         assert_eq!((typed.range, typed.percentile, typed.per_frame), (None, [1.0, 99.0], false));
         assert_eq!((levels(&["--percentile-of", "frame"]).range, levels(&["--percentile-of", "frame"]).per_frame), (None, true));
         assert_eq!(levels(&["--percentile", "1,99", "--range", "5,6"]).range, Some([5.0, 6.0]));
+    }
+
+    /// Files that other programs have folded are refused.
+    #[test]
+    fn the_help_of_weights_promises_no_onnx_file_of_others() {
+        let help = weights_flag().get_help().unwrap().to_string();
+        assert!(help.contains("an .onnx file that export wrote") && help.matches("onnx").count() == 1, "{help}");
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! Ultralytics' way to write a command line, `yolo detect train data=d.yaml imgsz=640`, in the words that this program has.
 //!
 //! A pure function from words to words: which flags a verb has is read off its [`Command`], so nothing here has to know a setting but `freeze`. `key=value`
-//! becomes `--key=value` under the verb's own name for it, and `key=None` of training the setting's default; what the verb has no flag for is told or refused
-//! as [`peer`](crate::peer) says.
+//! becomes `--key=value` under the verb's own name for it, and `key=None` of training the setting's default where that takes something back; what the
+//! verb has no flag for is told or refused as [`peer`](crate::peer) says.
 //! Words that are no habit of there are left as they are.
 
 use bellows_settings::{Layer, unknown};
@@ -32,6 +32,9 @@ const NOT_HERE: &[(&str, &str)] = &[
     ("copy-cfg", "is not needed: a run writes its settings to config.yaml, which works as --config"),
     ("settings", "there are none beside those of a run: `yolo-train --help` tells them"),
 ];
+
+/// Settings that `optimizer: auto` chooses, and says so where somebody else has.
+const OF_AUTO: [&str; 3] = ["lr0", "momentum", "warmup_bias_lr"];
 
 /// A command line in this program's words.
 #[derive(Debug, Default, PartialEq)]
@@ -69,10 +72,20 @@ pub(crate) fn translated(typed: &[String], command: &Command) -> Result<Words, S
         None => (command, Vec::new()),
     };
     let mut result = Words { words: named, notes: Vec::new() };
-    for word in resumed(words) {
+    let words = resumed(words);
+    let says = |ours: &str, keys: &[&str]| {
+        words.iter().any(|word| match word {
+            Word::Ours(word) => word.starts_with(ours),
+            Word::Pair(key, value) => keys.contains(&key.as_str()) && !value.eq_ignore_ascii_case("none"),
+        })
+    };
+    let (goes_on, has_file) = (says("--resume", &["resume"]), says("--config", &["config", "cfg"]));
+    // The settings of a run that goes on stay, and a rate that nobody has said is not to be told of as one beside `optimizer: auto`.
+    let usual = |key: &str| usual(key).filter(|_| mode == TRAIN && !goes_on && (has_file || !OF_AUTO.contains(&key)));
+    for word in words {
         match word {
             Word::Ours(word) => result.words.push(word),
-            Word::Pair(key, value) => match flag(verb, mode, &key, &value)? {
+            Word::Pair(key, value) => match flag(verb, mode, &key, &value, &usual)? {
                 Flag::Word(word) => result.words.push(word),
                 Flag::Told(note) => result.notes.push(note),
                 Flag::Nothing => {}
@@ -191,7 +204,8 @@ enum Flag {
     Nothing,
 }
 
-fn flag(verb: &Command, mode: &str, key: &str, value: &str) -> Result<Flag, String> {
+/// `usual` is what `None` stands for, by the setting, where it is not as good as nothing.
+fn flag(verb: &Command, mode: &str, key: &str, value: &str, usual: &dyn Fn(&str) -> Option<String>) -> Result<Flag, String> {
     let list = value.strip_prefix(['[', '(']).and_then(|v| v.strip_suffix([']', ')'])).map(|list| list.replace(' ', ""));
     let value = match list {
         // Without brackets it is a number of layers.
@@ -203,8 +217,7 @@ fn flag(verb: &Command, mode: &str, key: &str, value: &str) -> Result<Flag, Stri
     if let Some(arg) = flag_for(verb, key) {
         let long = arg.get_long().unwrap_or(key);
         if none {
-            let text = usual(key).filter(|_| mode == TRAIN);
-            return Ok(text.map_or(Flag::Nothing, |text| Flag::Word(format!("--{long}={text}"))));
+            return Ok(usual(key).map_or(Flag::Nothing, |text| Flag::Word(format!("--{long}={text}"))));
         }
         if !matches!(arg.get_action(), ArgAction::SetTrue) {
             // A flag that may stand alone does so.
@@ -284,7 +297,7 @@ mod tests {
         let switch = |name: &'static str| Arg::new(name).long(name).num_args(0..=1);
         let verb = |name: &'static str| Command::new(name).arg(value("weights")).arg(value("imgsz")).arg(value("device"));
         Command::new("x")
-            .args(["data", "model", "imgsz", "epochs", "name", "freeze", "device", "config", "close-mosaic"].map(value))
+            .args(["data", "model", "imgsz", "epochs", "name", "freeze", "device", "config", "close-mosaic", "lr0"].map(value))
             .args(["plots", "resume", "amp"].map(switch))
             .subcommand(verb("val").arg(value("data")))
             .subcommand(verb("predict").arg(value("source")).arg(Arg::new("save-txt").long("save-txt").action(ArgAction::SetTrue)))
@@ -326,6 +339,13 @@ mod tests {
     #[test]
     fn none_takes_back_what_a_file_says() {
         assert_eq!(line("name=None freeze=none cfg=None data=None plots=None"), "--name=train --freeze=0 --plots=true");
+        for typed in ["resume=True model=r/last.pt name=None lr0=None cfg=a.yaml", "--resume=r/last.pt name=None --config=a.yaml"] {
+            assert_eq!(line(typed), "--resume=r/last.pt --config=a.yaml", "a run that goes on keeps its own");
+        }
+        assert_eq!(line("resume=None name=None"), "--name=train");
+        assert_eq!(line("lr0=None name=None cfg=None"), "--name=train", "nobody has said a rate");
+        assert_eq!(line("lr0=None cfg=a.yaml"), "--lr0=0.01 --config=a.yaml");
+        assert_eq!(line("--config a.yaml lr0=None"), "--config a.yaml --lr0=0.01");
         let said = ["time", "classes", "range", "sampler", "memory_limit", "percentile", "box", "cache"].map(usual).map(Option::unwrap);
         assert_eq!(said, ["none", "none", "none", "none", "none", "0.5,99.5", "7.5", "false"]);
         let without: Vec<&str> = SETTINGS.iter().map(|setting| setting.key()).filter(|key| usual(key).is_none()).collect();

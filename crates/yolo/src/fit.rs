@@ -120,7 +120,12 @@ impl<'a> Question<'a> {
         let plan = self.plan();
         match self.config.memory_limit {
             Some(limit) if plan.peak() > limit * 1e9 => {
-                let advice = self.advice(self.remedies(limit * 1e9).as_deref());
+                let remedy = self.remedies(limit * 1e9);
+                let mut advice = self.advice(remedy.as_deref());
+                // An older program may have planned less for it.
+                if self.resumed && remedy.is_none() {
+                    advice.push_str("; with a larger --memory-limit, or none, it goes on");
+                }
                 Err(TooLarge { planned: plan.peak() / 1e9, limit, advice })
             }
             _ => Ok(plan),
@@ -414,6 +419,11 @@ mod tests {
         assert_eq!(FitError::from(refused).exit(), Exit::Usage);
         let text = within(2.2).unwrap_err().to_string();
         assert!(text.ends_with("and memory_limit is 2.2: it would fit with --batch 8"), "{text}");
+        let going_on = |place| Question { resumed: true, ..on(place, TrainConfig { memory_limit: Some(2.2), ..small() }) };
+        let text = going_on(Place::Processor).check().unwrap_err().to_string();
+        assert!(text.ends_with("its images and its model; with a larger --memory-limit, or none, it goes on"), "{text}");
+        let said = going_on(Place::Card).beyond(2e9).unwrap();
+        assert!(said.ends_with("its images and its model"), "a card has no other memory: {said}");
     }
 
     #[test]

@@ -446,7 +446,7 @@ mod tests {
         let open = task(TrainConfig { close_mosaic: 4, ..TrainConfig::default() }, 3);
         let without = task(TrainConfig { mosaic: 0.0, ..TrainConfig::default() }, 3);
         let data = InMemDataset::new(vec![item()]);
-        // What the Learner tells of a run that a time limit ends: estimates until one of them closes it, and that one from then on.
+        // What the Learner tells of a run that a time limit ends: estimates until one closes it in the second half, and that one from then on.
         for (epoch, epochs, closed) in [(0, 20, false), (1, 3, false), (2, 6, true), (3, 6, true), (40, 6, true), (3, 20, false)] {
             let draw = Draw { seed: 1, epoch, epochs, step: 0, first: 0 };
             let [mosaic, plain] = [&open, &without].map(|task| task.batch(&data, draw, &[0]).unwrap().images);

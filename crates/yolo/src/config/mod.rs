@@ -284,7 +284,7 @@ settings! {
         /// Not done: objects are not pasted, whatever this is
         copy_paste: f64 = 0.0;
         /// Last epochs without mosaic, mixup and cutmix; 0 keeps them to the end
-        /// as does a run of fewer epochs than that; with `time`, whose epochs are estimated, they stay closed once they are
+        /// as does a run of fewer epochs than that; with `time`, whose epochs are estimated, they stay closed once they are after half of it
         close_mosaic: usize = 10;
         /// Vary the training size between 0.5 and 1.5 imgsz
         multi_scale: bool = false;
@@ -413,6 +413,7 @@ impl TrainConfig {
             ("cls", self.cls),
             ("dfl", self.dfl),
             ("scale", self.scale),
+            ("perspective", self.perspective),
             ("thermal_gamma", self.thermal_gamma),
             ("thermal_blur", self.thermal_blur),
             ("checkpoint_minutes", self.checkpoint_minutes),
@@ -433,7 +434,6 @@ impl TrainConfig {
             (self.ranks == 0, "ranks must be at least 1".into()),
             (!(1..=16).contains(&self.frames), format!("frames {} is not between 1 and 16", self.frames)),
             (!(1..=64).contains(&self.frame_stride), format!("frame_stride {} is not between 1 and 64", self.frame_stride)),
-            (!(0.0..=0.001).contains(&self.perspective), format!("perspective {} is not between 0 and 0.001", self.perspective)),
             (self.background > 64, format!("background {} is more than 64 frames", self.background)),
             (self.tile > 0 && self.tile < STRIDE, format!("tile {} is less than {STRIDE} pixels", self.tile)),
             (self.tile > 0 && self.rect, "rect has shapes of whole images: tile cannot be given with it".into()),

@@ -98,15 +98,6 @@ fn a_limit_of_memory_is_above_0_and_may_change() {
 }
 
 #[test]
-fn perspective_is_of_the_range_that_is_told() {
-    let of = |v: f64| TrainConfig::from_layers(&[layer("f", json!({"perspective": v}))]).map(|config| config.perspective);
-    assert_eq!([0.0, 0.001].map(of), [Ok(0.0), Ok(0.001)]);
-    for bad in [-0.0001, 0.0011, 0.5] {
-        assert!(of(bad).unwrap_err().to_string().contains(&format!("perspective {bad} is not between 0 and 0.001")));
-    }
-}
-
-#[test]
 fn precision_names_a_way_to_convolve() {
     let of = |conv: &str, precision: &str| {
         TrainConfig::from_layers(&[layer("f", json!({"conv": conv, "precision": precision}))]).map(|c| c.lowering().unwrap())

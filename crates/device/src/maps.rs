@@ -1,9 +1,10 @@
 //! The run's own linear maps, some rows through each, with the matrix stored as the run stores it: words of bf16s and of int8s are read where they lie,
-//! NF4 is made dense before each product, and each of these ways has kernels of its own. So has a low-rank branch.
+//! NF4 and the blocks of a GGUF are made dense before each product, and each of these ways has kernels of its own. So has a low-rank branch.
 
 use crate::made::{numbers, pattern, tensor};
 use bellows_kernels::cube::{Class, Pass};
-use bellows_kernels::{Blocks, LowRank, Map, Precision, Weight, enter, lead, linear, linear_data_grad, maps};
+use bellows_kernels::{Blocks, Coding, LowRank, Map, Precision, Weight, enter, lead, linear, linear_data_grad, maps};
+use bellows_weights::BlockType;
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -25,6 +26,8 @@ pub enum Storage {
     Int8,
     /// In 4 bits a value.
     Nf4,
+    /// In the blocks of a GGUF, by ggml's number of their type; f32 where rows are no whole blocks.
+    File(u32),
 }
 
 impl Storage {
@@ -33,7 +36,7 @@ impl Storage {
         match self {
             Self::F16 => Some(DType::F16),
             Self::Bf16 => Some(DType::BF16),
-            Self::Words | Self::Int8 | Self::Nf4 => None,
+            Self::Words | Self::Int8 | Self::Nf4 | Self::File(_) => None,
         }
     }
 }
@@ -46,8 +49,20 @@ impl fmt::Display for Storage {
             Self::Words => "words of bf16",
             Self::Int8 => "int8",
             Self::Nf4 => "nf4",
+            Self::File(id) => BlockType::from_id(*id).map_or("unknown blocks", BlockType::name),
         })
     }
+}
+
+/// Values in blocks of a GGUF. Of many rows the first are repeated: some types take long to search their scales.
+fn blocks(id: u32, values: &[f32], [rows, columns]: [usize; 2], device: &Device) -> Option<Blocks> {
+    const SEARCHED: usize = 61;
+    let kind = BlockType::from_id(id)?;
+    let coding = Coding::of_ggml(id, kind.decoder())?;
+    let searched = kind.quantize(&values[..rows.min(SEARCHED) * columns]).ok()?.bytes;
+    let size = kind.bytes_of(&[rows, columns])?;
+    let bytes = searched.into_iter().cycle().take(size).collect();
+    Some(Blocks::of_file(bytes, coding, [rows, columns], device))
 }
 
 /// A linear map of the run.
@@ -88,11 +103,16 @@ impl LinearMap {
 
     fn weight(&self, device: &Device) -> Weight {
         let (shape, values) = (self.sizes, Self::values(self.sizes));
+        if let Some(Storage::File(id)) = self.storage
+            && let Some(blocks) = blocks(id, &values, shape, device)
+        {
+            return Weight::Blocks(blocks);
+        }
         match self.storage {
             Some(Storage::Words) => Weight::Blocks(Blocks::bf16(&values, shape, device)),
             Some(Storage::Int8) => Weight::Blocks(Blocks::int8(&values, shape, device)),
             Some(Storage::Nf4) => Weight::Blocks(Blocks::nf4(&values, shape, device)),
-            storage @ (None | Some(Storage::F16 | Storage::Bf16)) => {
+            storage @ (None | Some(Storage::F16 | Storage::Bf16 | Storage::File(_))) => {
                 let dense = Tensor::<2>::from_data(TensorData::new(values, shape), device);
                 Weight::Dense(dense.cast(storage.and_then(Storage::needs).unwrap_or(DType::F32)))
             }
@@ -172,6 +192,10 @@ mod tests {
             }
             let [int8, nf4] = [Storage::Int8, Storage::Nf4].map(error);
             assert!(int8 > 1e-3 && int8 < nf4 && nf4 < 5.0, "{int8} {nf4}");
+            assert_eq!(error(Storage::File(12)), 0.0, "70 columns are no whole blocks of Q4_K");
+            let wide = |storage| run(LinearMap { sizes: [70, 256], storage, ..map(None, rank) }, pass);
+            let [q8_0, q4_k] = [8, 12].map(|id| apart(&wide(Some(Storage::File(id))), &wide(None)));
+            assert!(q8_0 > 1e-3 && q8_0 < q4_k && q4_k < 20.0, "{q8_0} {q4_k}");
         }
     }
 

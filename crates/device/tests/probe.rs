@@ -387,6 +387,8 @@ fn the_heads_and_the_storage_of_the_run_are_proved() {
     let Some(options) = swiftshader(folder.path(), "") else { return };
     let map = |sizes, storage| Shape::Map(LinearMap { sizes, storage, rank: 4, rows: 64 });
     let frozen = [Storage::Nf4, Storage::Int8, Storage::Words].map(|storage| map([33, 70], Some(storage)));
+    // Q5_0, Q4_K and Q6_K.
+    let of_file = [6, 12, 14].map(|id| map([33, 256], Some(Storage::File(id))));
     let prove = |shapes: &[Shape]| {
         let (shapes, lowering, work) = (shapes.to_vec(), Some(Lowering::Gemm), Work::LanguageModel);
         let selected = select(&VULKAN, &ProbeOptions { shapes, lowering, work, ..options.clone() }).unwrap();
@@ -394,7 +396,7 @@ fn the_heads_and_the_storage_of_the_run_are_proved() {
         stages.into_iter().find(|stage| stage.stage == Stage::Shapes).unwrap()
     };
     let heads = Shape::Attention(Heads::few(14, 2, 64));
-    for shapes in [&frozen[..], &[map([257, 896], None), frozen[0], map([33, 70], None), heads]] {
+    for shapes in [&frozen[..], &of_file, &[map([257, 896], None), frozen[0], map([33, 70], None), heads]] {
         let proved = prove(shapes);
         assert!(proved.steps == 3 * 2 && proved.max_error.unwrap() <= 1e-4, "{proved:?}");
     }

@@ -3,11 +3,14 @@
 use bellows_cli::{Failure, Usage, note};
 use bellows_device::{Heads, LinearMap, ProbeOptions, Selected, Shape, Storage, Work, processor};
 use bellows_learner::memory::Place;
+use bellows_qwen::base::Base;
 use bellows_qwen::config::{Method, SftConfig};
+use bellows_qwen::hub::describe;
 use bellows_qwen::model::{CausalLm, ModelConfig};
 use bellows_qwen::precision::{Products, RunPrecision};
 use bellows_qwen::prove::first_layer;
 use bellows_qwen::storage::BaseDtype;
+use bellows_weights::BlockType;
 
 /// How far an accelerator's first layer may be from the processor's; f32 kernels are within 1e-5.
 const PROVED: f64 = 1e-3;
@@ -27,14 +30,18 @@ pub(crate) fn of_run(config: &SftConfig, model: Option<&ModelConfig>) -> ProbeOp
 
 /// How a card may hold the maps of the base; `None`: in f32.
 fn storages(config: &SftConfig) -> Vec<Option<Storage>> {
-    if !config.keeps_maps() {
+    let dtype = config.clone().stored_at(Place::Card).base_dtype;
+    if !config.keeps_maps() && dtype != BaseDtype::Gguf {
         return vec![None];
     }
-    match config.clone().stored_at(Place::Card).base_dtype {
-        // What it makes of a matrix depends on its values, which are not read yet.
-        BaseDtype::Auto => vec![None, Some(Storage::Words)],
-        // A file's blocks are made f32 by the processor.
-        BaseDtype::F32 | BaseDtype::Gguf => vec![None],
+    match dtype {
+        // What it makes of a matrix depends on its values, which are not read yet; a file says which of them are in blocks.
+        BaseDtype::Auto | BaseDtype::Gguf => {
+            let file = describe(&config.model, config.offline, &mut |_| {}).ok().filter(|path| path.is_file());
+            let kinds = file.map(|path| Base::kinds(&path)).unwrap_or_default().into_iter().map(|id| Some(Storage::File(id)));
+            [None, Some(Storage::Words)].into_iter().chain(kinds).collect()
+        }
+        BaseDtype::F32 => vec![None],
         BaseDtype::Bf16 => vec![Some(Storage::Bf16)],
         BaseDtype::F16 => vec![Some(Storage::F16)],
         BaseDtype::Int8 => vec![Some(Storage::Int8)],
@@ -56,7 +63,12 @@ fn shapes(model: &ModelConfig, config: &SftConfig) -> Vec<Shape> {
     let rows = sequences * config.max_seq_length.next_multiple_of(config.pad_to_multiple_of.max(1));
     let (rank, storages) = (rank(config), storages(config));
     let maps = [[queries * width, hidden], [keys * width, hidden], [hidden, queries * width], [inner, hidden], [hidden, inner]];
-    let stored = |sizes| storages.iter().map(move |&storage| Shape::Map(LinearMap { sizes, storage, rank, rows }.in_batch(rows)));
+    let whole = |[_, columns]: [usize; 2], storage: &Option<Storage>| match storage {
+        Some(Storage::File(id)) => BlockType::from_id(*id).is_some_and(|kind| columns.is_multiple_of(kind.block_len())),
+        _ => true,
+    };
+    let of_map = |sizes, storage| Shape::Map(LinearMap { sizes, storage, rank, rows }.in_batch(rows));
+    let stored = |sizes| storages.iter().filter(move |storage| whole(sizes, storage)).map(move |&storage| of_map(sizes, storage));
     let mut all: Vec<Shape> = maps.into_iter().flat_map(stored).collect();
     all.push(Shape::Attention(Heads::few(queries, keys, width)));
     all.sort();

@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 
 use bellows_chat::{ChatError, Fault, TokenType, Tokenizer, Vocabulary};
 use bellows_exit::{Coded, Exit};
-use bellows_kernels::{Blocks, Coding, reads_bf16};
+use bellows_kernels::{Blocks, Coding};
 use bellows_learner::Rng;
 use bellows_learner::memory::Place;
+use bellows_weights::WeightsError;
 use bellows_weights::gguf::{Gguf, Metadata, TensorInfo};
-use bellows_weights::{BlockType, WeightsError};
 use burn::tensor::{DType, Device};
 use serde_json::Map;
 
@@ -137,13 +137,12 @@ impl Base {
     }
 
     /// The same with layers, and embedding and head, as these two say, where all linear maps are `frozen`, or not: with [`BaseDtype::Auto`] those may be
-    /// kept in the blocks that a GGUF has them in (on the processor, whose products read them), or as bf16s two to a word (on a device that has no such
-    /// type).
+    /// kept in the blocks that a GGUF has them in, or as bf16s two to a word (on a device that has no such type).
     ///
     /// # Errors
     /// See [`BaseError`].
     pub fn open_for(path: &Path, [dtype, rows]: [BaseDtype; 2], frozen: bool, device: &Device) -> Result<Self, BaseError> {
-        let as_in_file = dtype == BaseDtype::Auto && frozen && path.is_file() && reads_bf16(device);
+        let as_in_file = dtype == BaseDtype::Auto && frozen && path.is_file();
         let dtype = if as_in_file { BaseDtype::Gguf } else { dtype };
         on_device(dtype, device)?;
         on_device(rows, device)?;
@@ -302,11 +301,10 @@ impl Base {
         if let Some(asked) = Storage::asked(dtype) {
             return asked;
         }
-        if path.is_file() && (dtype == BaseDtype::Gguf || (frozen && place == Place::Processor)) {
-            return blocks_of(path);
-        }
-        let bytes = Stored::open(path).map_or([2.0; 2], |files| files.exact_bytes(place));
-        match (place, bytes) {
+        let Ok(files) = Stored::open(path) else { return Storage::of_bf16(place, frozen) };
+        let in_blocks = (frozen || dtype == BaseDtype::Gguf) && !files.kinds().is_empty();
+        match (place, files.bytes(place, in_blocks)) {
+            (_, [layers, rows]) if in_blocks => Storage::Blocks { layers, rows },
             (Place::Processor, [2.0, 2.0]) => Storage::Half,
             (Place::Card, [2.0, _]) => Storage::of_bf16(place, frozen),
             (Place::Card, [layers, _]) if frozen => Storage::Mixed { layers, rows: 4.0 },
@@ -315,31 +313,23 @@ impl Base {
         }
     }
 
-    /// What is told of a `.gguf` file of which [`storage`](Self::storage) says that [`BaseDtype::Auto`] keeps `frozen` maps larger than the file has them, as on a
-    /// card, whose products do not read its blocks: how many times as large, and what holds less. `None` of any other.
+    /// What is told of a `.gguf` file of which [`storage`](Self::storage) says that [`BaseDtype::Auto`] keeps `frozen` maps larger than the file has them, as those
+    /// in f16 on a card: how many times as large, and what holds less. `None` of any other.
     pub fn widened(path: &Path, dtype: BaseDtype, frozen: bool, kept: Storage) -> Option<String> {
-        if dtype != BaseDtype::Auto || !frozen || !path.is_file() {
+        if dtype != BaseDtype::Auto || !frozen || !path.is_file() || matches!(kept, Storage::Blocks { .. }) {
             return None;
         }
-        let times = kept.bytes([1, 1]) / blocks_of(path).bytes([1, 1]);
+        let times = kept.bytes([1, 1]) / Stored::open(path).ok()?.bytes(Place::Processor, true)[0];
         let told = || {
             format!("the base becomes f32 on a card, {times:.1} times what its layers are in the file: --base-dtype int8 or nf4 holds less")
         };
         (times > 1.0).then(told)
     }
-}
 
-/// The bytes a weight that the matrices of a GGUF's layers take on average.
-fn blocks_of(path: &Path) -> Storage {
-    let Ok(file) = Gguf::open(path) else { return Storage::Half };
-    let of_layers = file.tensors().iter().filter(|(name, tensor)| name.starts_with("blk.") && tensor.shape.len() == 2);
-    let matrices = of_layers.map(|(_, tensor)| tensor);
-    let (bytes, values) = matrices.fold((0.0, 0.0), |(bytes, values), TensorInfo { kind, shape }| {
-        let n = shape.iter().product::<usize>() as f64;
-        (bytes + n * kind.block_bytes() as f64 / kind.block_len() as f64, values + n)
-    });
-    let rows = Stored::Gguf(file).exact_bytes(Place::Processor)[1];
-    if values > 0.0 { Storage::Blocks { layers: bytes / values, rows } } else { Storage::Half }
+    /// ggml's numbers of the types of blocks that the layers' matrices of a `.gguf` file are in.
+    pub fn kinds(path: &Path) -> Vec<u32> {
+        Stored::open(path).map(|files| files.kinds()).unwrap_or_default()
+    }
 }
 
 /// Gives the linear maps the file's own blocks; those in f32, bf16 or f16 are left to be loaded.
@@ -348,9 +338,7 @@ fn keep_blocks(model: &mut CausalLm, file: &Gguf, config: &ModelConfig, device: 
         let (name, shape) = (format!("{name}.weight"), linear.weight.dims());
         let Some(stored) = gguf_name(&name) else { continue };
         let Some(TensorInfo { kind, shape: found }) = file.tensors().get(&stored) else { continue };
-        if matches!(kind, BlockType::F32 | BlockType::BF16 | BlockType::F16) {
-            continue;
-        }
+        let Some(coding) = Coding::of_ggml(kind.id(), kind.decoder()) else { continue };
         let mut bytes = file.tensor_bytes(&stored)?.to_vec();
         checked(&name, (found.clone(), file.tensor_f32(&stored)?), &shape)?;
         if config.architecture.gguf_interleaved()
@@ -358,7 +346,6 @@ fn keep_blocks(model: &mut CausalLm, file: &Gguf, config: &ModelConfig, device: 
         {
             bytes = halves_from_pairs(&bytes, heads, shape[0]);
         }
-        let coding = Coding { len: kind.block_len(), bytes: kind.block_bytes(), decode: kind.decoder() };
         linear.weight = Weight::Blocks(Blocks::of_file(bytes, coding, shape, device));
     }
     Ok(())

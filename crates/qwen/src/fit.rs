@@ -27,7 +27,7 @@ pub enum FitError {
     TooLarge(#[from] TooLarge),
     /// A tensor that the device has no room for in one piece, in GB, and what it allocates at a time.
     #[error(
-        "a tensor of this model takes {0:.2} GB, and the device allocates {1:.2} GB at a time at most: embedding and head that nothing trains take half as much with --precision fp16 (of a .gguf with --base-dtype f16, int8 or nf4 beside it)"
+        "a tensor of this model takes {0:.2} GB, and the device allocates {1:.2} GB at a time at most: embedding and head that nothing trains take half as much with --precision fp16"
     )]
     Tensor(f64, f64),
     /// The adapter.
@@ -182,7 +182,11 @@ impl SftConfig {
     /// How the layers of the base are stored there, and how embedding and head are: beside blocks in f16 if they are frozen, on a card whose products would
     /// round them to it each time.
     pub fn dtypes(&self, place: Place) -> [BaseDtype; 2] {
-        let rounded = place == Place::Card && self.precision.is_f16() && matches!(self.base_dtype, BaseDtype::Int8 | BaseDtype::Nf4);
+        let in_blocks = match self.base_dtype {
+            BaseDtype::Auto => self.keeps_maps() && self.model.ends_with(".gguf"),
+            dtype => dtype.is_blocks(),
+        };
+        let rounded = place == Place::Card && self.precision.is_f16() && in_blocks;
         let lora = self.lora();
         let in_f16 = rounded && ![EMBEDDING, HEAD].iter().any(|rows| lora.trains(rows));
         [self.base_dtype, if in_f16 { BaseDtype::F16 } else { self.base_dtype }]
@@ -272,9 +276,11 @@ mod tests {
         allocates(Storage::F32, fp16(), None).unwrap();
         allocates(Storage::F32, fp16(), Some(1 << 32)).unwrap();
         allocates(Storage::Half, fp16(), vulkan).unwrap();
-        // A GGUF keeps its blocks in fp16 too, with f32 beside them, unless it is asked for one of these.
-        let gguf = allocates(Storage::Blocks { layers: 0.6, rows: 4.0 }, fp16(), vulkan).unwrap_err();
-        assert!(gguf.to_string().ends_with("(of a .gguf with --base-dtype f16, int8 or nf4 beside it)"), "{gguf}");
+        // A GGUF keeps its blocks in fp16 too.
+        let gguf = |config| allocates(Storage::Blocks { layers: 0.6, rows: 4.0 }, SftConfig { model: "m.gguf".into(), ..config }, vulkan);
+        gguf(fp16()).unwrap();
+        let refused = gguf(SftConfig::default()).unwrap_err().to_string();
+        assert!(refused.ends_with("take half as much with --precision fp16"), "{refused}");
         for (storage, base_dtype) in [(Storage::Half, BaseDtype::F16), (Storage::Int8, BaseDtype::Int8), (Storage::Nf4, BaseDtype::Nf4)] {
             allocates(storage, SftConfig { base_dtype, ..fp16() }, vulkan).unwrap();
         }
@@ -292,6 +298,11 @@ mod tests {
         assert_eq!(config(RunPrecision::Fp16Pure, BaseDtype::Int8).dtypes(Place::Card), [BaseDtype::Int8, BaseDtype::F16]);
         assert_eq!(nf4.dtypes(Place::Processor), [BaseDtype::Nf4; 2], "bf16 there");
         assert_eq!(config(RunPrecision::F32, BaseDtype::Nf4).dtypes(Place::Card), [BaseDtype::Nf4; 2]);
+        let gguf = SftConfig { model: "m.gguf".into(), ..config(RunPrecision::Fp16, BaseDtype::Auto) };
+        assert_eq!(gguf.dtypes(Place::Card), [BaseDtype::Auto, BaseDtype::F16]);
+        assert_eq!(gguf.dtypes(Place::Processor), [BaseDtype::Auto; 2]);
+        let trained = SftConfig { modules_to_save: vec!["down_proj".into()], ..gguf };
+        assert_eq!(trained.dtypes(Place::Card), [BaseDtype::Auto; 2], "maps that are trained are in no blocks");
         let saved = SftConfig { modules_to_save: vec!["embed_tokens".into()], ..nf4.clone() };
         assert_eq!(saved.dtypes(Place::Card), [BaseDtype::Nf4; 2], "trained in f32");
 

@@ -68,9 +68,9 @@ pub(crate) fn load_for(
 ) -> Result<CausalLm, LoadError> {
     let [dtype, _] = dtypes;
     let mut need = |name: &str| -> Result<HostTensor, LoadError> { read(name)?.ok_or_else(|| LoadError::Missing(name.into())) };
-    for (name, linear) in model.linears_mut() {
+    for (name, linear) in model.linears_mut().filter(|(_, linear)| matches!(linear.weight, Weight::Dense(_))) {
         let (name, shape, device) = (format!("{name}.weight"), linear.weight.dims(), linear.weight.device());
-        let Some((encode, holds)) = dtype.encoder(&device).filter(|_| frozen || dtype.is_blocks()) else { break };
+        let Some((encode, holds)) = dtype.encoder(&device).filter(|_| frozen || dtype.rounds()) else { break };
         let values = checked(&name, need(&name)?, &shape)?;
         // A model is of one type: of the others none will fit, either.
         if !values.iter().copied().all(holds) {

@@ -19,7 +19,7 @@ use crate::maps::{Map, of_layer};
 use crate::model::ModelConfig;
 use crate::precision::Products;
 use crate::preference::Objective;
-use crate::storage::Storage;
+use crate::storage::{BaseDtype, Storage};
 use bellows_kernels::Precision;
 use bellows_learner::OptimizerKind;
 pub use bellows_learner::memory::Place;
@@ -143,11 +143,7 @@ impl Footprint {
         let embeddings: Vec<&str> = std::iter::once(EMBEDDING).chain((!model.tie_word_embeddings).then_some(HEAD)).collect();
         let saved = embeddings.iter().filter(|name| full || lora.trains(name)).count();
         let in_f16 = matches!(config.precision(), Precision::F16 | Precision::PureF16);
-        let in_rows = match storage {
-            // `SftConfig::dtypes`
-            Storage::Int8 | Storage::Nf4 if in_f16 && place == Place::Card && saved == 0 => Storage::Half,
-            _ => storage.of_embedding(place),
-        };
+        let in_rows = if config.dtypes(place)[1] == BaseDtype::F16 { Storage::Half } else { storage.of_embedding(place) };
         let embedding = in_rows.bytes(vocabulary);
         let of_layers = layers as f64 * maps.iter().map(|(_, shape)| storage.bytes(*shape)).sum::<f64>();
         let small = (layers * (2 * h + if model.qkv_bias { q + 2 * kv } else { 0 }) + h) as f64;
@@ -475,8 +471,11 @@ mod tests {
         let counted = plan.peak() - CONTEXT - lost;
         assert!((4.9e9..5.0e9).contains(&counted), "{counted} of {plan:?}");
         // In NF4, beside rows of half the size that nobody rounds again.
-        let of = |config| Footprint::new(&Size::named("1.5B").unwrap().shape(), &config, Storage::Nf4, Place::Card).unwrap();
-        let peaks = [config, SftConfig::default()].map(|config| of(config).at(1, 2048, Checkpointing::ALL).peak());
+        let nf4 = |precision| {
+            let config = SftConfig { precision, base_dtype: BaseDtype::Nf4, ..SftConfig::default() };
+            Footprint::new(&Size::named("1.5B").unwrap().shape(), &config, Storage::Nf4, Place::Card).unwrap()
+        };
+        let peaks = [RunPrecision::Fp16, RunPrecision::F32].map(|precision| nf4(precision).at(1, 2048, Checkpointing::ALL).peak());
         assert!((peaks[0] - 3.615e9).abs() < 5e6 && (peaks[1] - 4.052e9).abs() < 5e6, "{peaks:?}");
     }
 

@@ -69,7 +69,7 @@ impl BaseDtype {
             Self::Int8 => Some((Blocks::int8, |_| true)),
             Self::Nf4 => Some((Blocks::nf4, |_| true)),
             // Where there is no such type.
-            Self::Auto if !reads_bf16(device) => Some((Blocks::bf16, is_bf16)),
+            Self::Auto | Self::Gguf if !reads_bf16(device) => Some((Blocks::bf16, is_bf16)),
             _ => None,
         }
     }

@@ -1,6 +1,7 @@
 //! A model's tensors in its files, by the names of its parameters: those of a directory are its own, a GGUF has others, and in some of its layouts
 //! the rows of queries and keys stand in another order.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use bellows_learner::memory::Place;
@@ -64,6 +65,9 @@ impl Stored {
     }
 }
 
+/// What the names of a GGUF's layers begin with.
+const LAYER: &str = "blk.";
+
 /// Elements of a matrix and the bytes they take.
 #[derive(Clone, Copy, Default)]
 struct Size {
@@ -72,16 +76,27 @@ struct Size {
 }
 
 impl Stored {
-    /// Bytes a weight of the layers' matrices, and of embedding and head, each kept in bf16 (or, on the processor, f16) if that holds all of its values, else
-    /// in f32. A matrix whose type does not say so is read as far as the first value that it does not hold.
-    pub(crate) fn exact_bytes(&self, place: Place) -> [f64; 2] {
+    /// ggml's numbers of the types of blocks that matrices of the layers are in; none of a directory.
+    pub(crate) fn kinds(&self) -> Vec<u32> {
+        let Self::Gguf(file) = self else { return Vec::new() };
+        let in_blocks =
+            file.tensors().iter().filter(|(name, info)| name.starts_with(LAYER) && info.shape.len() == 2 && info.kind.block_len() > 1);
+        let kinds: BTreeSet<u32> = in_blocks.map(|(_, info)| info.kind.id()).collect();
+        kinds.into_iter().collect()
+    }
+
+    /// Bytes a weight of the layers' matrices, and of embedding and head: of those that stay `in_blocks` what they are in the file, of others, each kept in bf16
+    /// (or, on the processor, f16) if that holds all of its values, else in f32. A matrix whose type does not say so is read as far as the first value that it
+    /// does not hold.
+    pub(crate) fn bytes(&self, place: Place, in_blocks: bool) -> [f64; 2] {
         let mut sizes = [Size::default(); 2];
         let halves = place == Place::Processor;
-        let mut add = |in_layers: bool, shape: &[usize], narrow: bool| {
+        let mut add = |in_layers: bool, shape: &[usize], each: f64| {
             let (size, values) = (&mut sizes[usize::from(!in_layers)], shape.iter().product::<usize>() as f64);
             size.values += values;
-            size.bytes += values * if narrow { 2.0 } else { 4.0 };
+            size.bytes += values * each;
         };
+        let dense = |narrow: bool| if narrow { 2.0 } else { 4.0 };
         match self {
             Self::Directory(checkpoint) => {
                 for (name, spec) in checkpoint.tensors().filter(|(_, spec)| spec.shape.len() == 2) {
@@ -91,22 +106,24 @@ impl Stored {
                         DType::F16 if halves => true,
                         _ => read(is_bf16) || (halves && read(is_f16)),
                     };
-                    add(name.starts_with("model.layers."), &spec.shape, narrow);
+                    add(name.starts_with("model.layers."), &spec.shape, dense(narrow));
                 }
             }
             Self::Gguf(file) => {
                 for (name, info) in file.tensors().iter().filter(|(_, info)| info.shape.len() == 2) {
-                    let narrow = match info.kind {
-                        BlockType::BF16 => true,
-                        BlockType::F16 if halves => true,
-                        BlockType::F32 | BlockType::F16 => file.tensor_f32(name).is_ok_and(|values| {
+                    let (in_layers, kind) = (name.starts_with(LAYER), info.kind);
+                    let each = match kind {
+                        BlockType::BF16 => 2.0,
+                        BlockType::F16 if halves => 2.0,
+                        BlockType::F32 | BlockType::F16 => dense(file.tensor_f32(name).is_ok_and(|values| {
                             let all = |holds: fn(f32) -> bool| values.iter().copied().all(holds);
                             all(is_bf16) || (halves && all(is_f16))
-                        }),
+                        })),
+                        _ if in_layers && in_blocks => kind.block_bytes() as f64 / kind.block_len() as f64,
                         // What blocks of few bits stand for has the bits of a scale and of a number each.
-                        _ => false,
+                        _ => 4.0,
                     };
-                    add(name.starts_with("blk."), &info.shape, narrow);
+                    add(in_layers, &info.shape, each);
                 }
             }
         }

@@ -8,6 +8,7 @@ use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
+use super::cube_file::{EACH, file_kernel};
 use super::nf4::{BLOCK, GROUP, LEVELS, MAGNITUDES};
 pub(crate) use super::portable::factors;
 use super::{Branch, Form, ProductOps, StoredWeight, factor, portable};
@@ -122,10 +123,13 @@ impl ProductOps for CubeBackend {
 
     fn dense_weight(weight: StoredWeight<Self>) -> CubeTensor {
         let (codes, scales, form, shape) = match weight {
-            StoredWeight::Blocks { codes, scales, form, shape } if shape.iter().product::<usize>() > 0 => (codes, scales, form, shape),
-            weight => return portable::dense::<Self>(weight, DType::F32),
+            StoredWeight::Dense(weight) => return portable::cast::<Self>(weight, DType::F32),
+            StoredWeight::Blocks { codes, scales, form, shape } => (codes, scales, form, shape),
         };
         let (count, out) = (shape[0] * shape[1], empty(&codes, shape, DType::F32));
+        if count == 0 {
+            return out;
+        }
         match form {
             Form::Bf16 => launch!(bf16_kernel, count.div_ceil(2), [(codes, count.div_ceil(2)), (out, count)], count),
             Form::Int8 => {
@@ -143,7 +147,10 @@ impl ProductOps for CubeBackend {
                     count
                 );
             }
-            Form::File(_) => return portable::dense::<Self>(StoredWeight::Blocks { codes, scales, form, shape }, DType::F32),
+            Form::File(coding) => {
+                let words = (count / coding.layout.len() * coding.layout.bytes()).div_ceil(4);
+                launch!(file_kernel, count / EACH, [(codes, words), (out, count)], count, coding.layout);
+            }
         }
         out
     }

@@ -153,7 +153,10 @@ impl ProductOps for Flex {
     }
 
     fn dense_weight(weight: StoredWeight<Self>) -> FlexTensor {
-        let StoredWeight::Blocks { shape: [rows, columns], .. } = weight else { return portable::dense::<Self>(weight, DType::F32) };
+        let [rows, columns] = match weight {
+            StoredWeight::Dense(weight) => return portable::cast::<Self>(weight, DType::F32),
+            StoredWeight::Blocks { shape, .. } => shape,
+        };
         let (mut out, packed, level) = (take(rows * columns), stored(&weight), simd::level());
         out.par_chunks_mut(columns.max(1)).enumerate().for_each(|(row, out)| packed.decode(level, row * columns, out));
         tensor(out, [rows, columns])

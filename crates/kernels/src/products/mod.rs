@@ -7,6 +7,7 @@
 mod blocks_tests;
 mod branch;
 mod cube;
+mod cube_file;
 mod dots;
 mod flex;
 mod int8;

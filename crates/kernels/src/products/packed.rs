@@ -1,5 +1,6 @@
 //! Values in blocks of few bits, and how to get at some of them.
 
+use super::cube_file::{LONGEST, Layout};
 use super::{int8, nf4};
 use crate::cpu::simd::Simd;
 
@@ -19,21 +20,20 @@ pub enum Form {
 /// Blocks of a file: a whole number of them a row, each on its own.
 #[derive(Clone, Copy, Debug)]
 pub struct Coding {
-    /// Values of a block.
-    pub len: usize,
-    /// Bytes of a block.
-    pub bytes: usize,
+    pub(super) layout: Layout,
     /// Some blocks, and the values they stand for.
-    pub decode: fn(&[u8], &mut [f32]),
+    decode: fn(&[u8], &mut [f32]),
 }
 
-/// Most values of a [`Coding`]'s block.
-pub(super) const LONGEST: usize = 256;
-
 impl Coding {
+    /// That of the type with ggml's number `id`, of whose blocks `decode` makes values; `None` of one that is in no blocks, or unknown.
+    pub fn of_ggml(id: u32, decode: fn(&[u8], &mut [f32])) -> Option<Self> {
+        Some(Self { layout: Layout::of_ggml(id)?, decode })
+    }
+
     /// The values from `at` on. A block of which not all are asked for is decoded beside.
     fn decode(&self, blocks: &[u8], at: usize, out: &mut [f32]) {
-        let Self { len, bytes, decode } = *self;
+        let (len, bytes, decode) = (self.layout.len(), self.layout.bytes(), self.decode);
         let block = |i: usize, count: usize| &blocks[i * bytes..(i + count) * bytes];
         let mut beside = [0.0; LONGEST];
         let mut done = 0;

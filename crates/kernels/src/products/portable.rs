@@ -2,14 +2,10 @@
 
 use burn::backend::tensor::FloatTensor as Float;
 use burn::backend::{Backend, TensorMetadata};
-use burn::tensor::{DType, Shape, TensorData, try_read_sync};
+use burn::tensor::{DType, Shape};
 
 use super::branch::StoredBranch;
-use super::operand::Stored;
-use super::packed::Packed;
-use super::weight::StoredWeight;
 use crate::cpu::Precision;
-use crate::cpu::simd;
 use crate::matrices::MatrixOps;
 use crate::portable::times;
 
@@ -19,25 +15,6 @@ fn transposed<B: Backend>(x: Float<B>) -> Float<B> {
 
 pub(super) fn cast<B: Backend>(x: Float<B>, dtype: DType) -> Float<B> {
     if x.dtype() == dtype { x } else { B::float_cast(x, dtype.into()) }
-}
-
-/// A weight as a tensor of `dtype`, `[out, in]`. Blocks without a kernel, such as those of files, of which there are many kinds, are decoded by the
-/// processor.
-pub(super) fn dense<B: Backend>(weight: StoredWeight<B>, dtype: DType) -> Float<B> {
-    let (codes, scales, form, shape) = match weight {
-        StoredWeight::Dense(weight) => return cast::<B>(weight, dtype),
-        StoredWeight::Blocks { codes, scales, form, shape } => (codes, scales, form, shape),
-    };
-    let device = codes.device();
-    let words = try_read_sync(B::int_into_data(codes)).and_then(Result::ok).and_then(|data| data.try_into_vec_as::<i32>().ok());
-    let scales = try_read_sync(B::float_into_data(scales)).and_then(Result::ok).and_then(|data| data.try_into_vec_as::<f32>().ok());
-    let mut values = vec![f32::NAN; shape[0] * shape[1]];
-    // A device that is lost hands nothing back: what is computed with these is not finite.
-    if let (Some(words), Some(scales)) = (words, scales) {
-        let bytes: Vec<u8> = words.into_iter().flat_map(i32::to_le_bytes).collect();
-        Stored::Packed(Packed { codes: &bytes, scales: &scales, form, shape }).decode(simd::level(), 0, &mut values);
-    }
-    cast::<B>(B::float_from_data(TensorData::new(values, shape), &device), dtype)
 }
 
 /// The type of the factors of products with a weight where the others are `dtype`. (bf16 is the processor's.)

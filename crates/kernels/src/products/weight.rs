@@ -5,7 +5,7 @@ use burn::backend::{Backend, Dispatch, ExtensionType, TensorMetadata};
 use burn::module::Module;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
-use super::packed::{Coding, Form, LONGEST};
+use super::packed::{Coding, Form};
 use super::{int8, nf4};
 
 /// A frozen matrix in few bits a value.
@@ -45,10 +45,11 @@ impl Blocks {
     /// The blocks of a file as they are, row by row.
     ///
     /// # Panics
-    /// If the bytes are not whole blocks of the shape's rows, or a block is longer than 256 values.
+    /// If the bytes are not whole blocks of the shape's rows.
     pub fn of_file(bytes: Vec<u8>, coding: Coding, shape: [usize; 2], device: &Device) -> Self {
         let [rows, columns] = shape;
-        let fits = columns.is_multiple_of(coding.len) && bytes.len() == rows * columns / coding.len * coding.bytes && coding.len <= LONGEST;
+        let (len, size) = (coding.layout.len(), coding.layout.bytes());
+        let fits = columns.is_multiple_of(len) && bytes.len() == rows * columns / len * size;
         assert!(fits, "{} bytes of blocks ({coding:?}) of a matrix {shape:?}", bytes.len());
         Self::new(Form::File(coding), (bytes, Vec::new()), shape, device)
     }
@@ -75,15 +76,6 @@ impl Blocks {
     /// Where it is.
     pub fn device(&self) -> Device {
         self.codes.device()
-    }
-
-    #[cfg(test)]
-    pub(super) fn parts(&self) -> (burn_flex::FlexTensor, burn_flex::FlexTensor, Form, [usize; 2]) {
-        let words = self.codes.clone().try_into_vec_as::<i32>().unwrap_or_default();
-        let scales = self.scales.clone().try_into_vec_as::<f32>().unwrap_or_default();
-        let (n, m) = (words.len(), scales.len());
-        let [words, scales] = [TensorData::new(words, [n]), TensorData::new(scales, [m])].map(burn_flex::FlexTensor::from_data);
-        (words, scales, self.form, self.shape)
     }
 
     /// Bytes of its codes and scales.

@@ -4,7 +4,8 @@ use crate::launches::{assert_ours, trace};
 use crate::support::{cube, data, device, numbers, on_each_device, on_swiftshader, pattern};
 use bellows_kernels::operands::Maybe;
 use bellows_kernels::products::{Branch, Form, ProductOps, StoredBranch, StoredWeight};
-use bellows_kernels::{Blocks, Lowering, Precision, Weight, set_default_lowering};
+use bellows_kernels::{Blocks, Coding, Lowering, Precision, Weight, set_default_lowering};
+use bellows_weights::BlockType;
 use burn::backend::ops::IntTensorOps;
 use burn::tensor::{Device, DeviceKind, TensorData};
 use burn_cubecl::CubeBackend;
@@ -66,6 +67,34 @@ fn agrees_with_the_cpu() {
     }
     let weight = Weight::Blocks(Blocks::nf4(&pattern(1, 640), [10, 64], &vulkan));
     assert_eq!(trace(|| weight.dense()).len(), 1, "one launch");
+}
+
+/// Of every type that a GGUF has blocks of, with scales that f16 holds as numbers of their own kind too (2^-24 and up), and none.
+#[test]
+fn blocks_of_a_file_are_those_of_the_cpu_to_the_bit() {
+    if !on_each_device("blocks::blocks_of_a_file_are_those_of_the_cpu_to_the_bit") {
+        return;
+    }
+    let vulkan = Device::vulkan(DeviceKind::Cpu);
+    let kinds = BlockType::ALL.into_iter().filter(|kind| kind.block_len() > 1);
+    let mut found = 0;
+    for kind in kinds {
+        let coding = Coding::of_ggml(kind.id(), kind.decoder()).unwrap();
+        for (shape, size) in [([3, 256], 1.0), ([5, 1280], 30.0), ([2, 512], 4e-4), ([1, 256], 0.0)] {
+            let values: Vec<f32> = pattern(13, shape[0] * shape[1]).into_iter().map(|v| size * v).collect();
+            let bytes = kind.quantize(&values).unwrap().bytes;
+            let theirs = kind.dequantize(&bytes);
+            let blocks = Weight::Blocks(Blocks::of_file(bytes, coding, shape, &vulkan));
+            let ours = blocks.clone().dense().try_into_vec_as::<f32>().unwrap();
+            let same = |(a, b): (&f32, &f32)| a.to_bits() == b.to_bits();
+            assert!(ours.len() == theirs.len() && ours.iter().zip(&theirs).all(same), "{kind} {shape:?} {size}");
+            assert!(size == 0.0 || ours.iter().any(|v| *v != 0.0), "{kind} {size}");
+            assert_eq!(trace(|| blocks.dense()).len(), 1, "one launch");
+        }
+        found += 1;
+    }
+    assert_eq!(found, 8, "Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K");
+    assert!(Coding::of_ggml(0, |_, _| {}).is_none() && Coding::of_ggml(10, |_, _| {}).is_none(), "f32 is in no blocks, Q2_K is unknown");
 }
 
 /// Products of ours read bf16s and int8s where they lie, in both directions: the bits of the same weight dense, no launch more, and long sums in parts.

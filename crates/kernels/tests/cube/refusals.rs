@@ -163,8 +163,9 @@ fn products(device: &Device) {
     for encode in [Blocks::bf16, Blocks::int8, Blocks::nf4] {
         refused(|| encode(&[0.0; 5], [2, 3], device), "values of a matrix of shape [2, 3]");
     }
-    let coding = Coding { len: 4, bytes: 2, decode: |_, out| out.fill(0.0) };
-    for (bytes, shape) in [(7, [2, 8]), (4, [2, 6])] {
+    // Of 32 values in 18 bytes.
+    let coding = Coding::of_ggml(2, |_, out| out.fill(0.0)).unwrap();
+    for (bytes, shape) in [(71, [2, 64]), (36, [2, 48])] {
         let blocks = || Blocks::of_file(vec![0; bytes], coding, shape, device);
         refused(blocks, &format!("{bytes} bytes of blocks"));
     }

@@ -203,3 +203,45 @@ fn only_device_and_kernels_name_a_backend_and_only_a_few_files_are_unsafe() {
         assert_eq!(blocks.count(), 0, "{} holds unsafe code", path.display());
     }
 }
+
+/// What GitHub makes of a heading: small letters, no punctuation, a line in place of each space. (A heading that stands twice has another one, which none is
+/// asked for here.)
+fn anchor(heading: &str) -> String {
+    let shown = heading.replace("](", " ").chars().filter(|c| c.is_alphanumeric() || " -_".contains(*c)).collect::<String>();
+    shown.trim().to_lowercase().replace(' ', "-")
+}
+
+/// Lines of a text that are not in a block of code.
+fn prose(text: &str) -> impl Iterator<Item = &str> {
+    let mut code = false;
+    text.lines().filter(move |line| {
+        let fence = line.trim_start().starts_with("```");
+        code ^= fence;
+        !code && !fence
+    })
+}
+
+#[test]
+fn links_of_the_documents_lead_somewhere() {
+    let mut documents: Vec<PathBuf> = ["README.md", "CHANGELOG.md"].map(|name| root().join(name)).into();
+    for dir in ["docs", "docs/decisions"] {
+        let files = std::fs::read_dir(root().join(dir)).unwrap().map(|entry| entry.unwrap().path());
+        documents.extend(files.filter(|path| path.extension().is_some_and(|e| e == "md")));
+    }
+    let texts: BTreeMap<PathBuf, String> =
+        documents.into_iter().map(|path| (path.clone(), std::fs::read_to_string(path).unwrap())).collect();
+    let mut found = 0;
+    for (path, text) in &texts {
+        let targets = prose(text).flat_map(|line| line.split("](").skip(1)).filter_map(|rest| Some(rest.split_once(')')?.0));
+        for target in targets.filter(|target| !target.contains("://") && !target.contains(' ')) {
+            let (file, part) = target.split_once('#').unwrap_or((target, ""));
+            let to = if file.is_empty() { path.clone() } else { path.parent().unwrap().join(file) };
+            let to = to.canonicalize().unwrap_or_else(|_| panic!("{}: {target} is not there", path.display()));
+            let headings = texts.iter().find(|(path, _)| path.canonicalize().unwrap() == to).map(|(_, text)| text);
+            let heads = |text: &&String| prose(text).any(|line| line.starts_with('#') && anchor(line.trim_start_matches('#')) == part);
+            assert!(part.is_empty() || headings.is_some_and(|text| heads(&text)), "{}: {target} has no such heading", path.display());
+            found += 1;
+        }
+    }
+    assert!(found > 100, "the links were not found: {found}");
+}

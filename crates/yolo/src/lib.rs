@@ -30,7 +30,6 @@ mod submission;
 mod task;
 mod template;
 mod train;
-mod upload;
 mod validate;
 mod verdict;
 

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
+use bellows_kernels::images;
 use bellows_learner::{
     Draw, EvalContext, Evaluation, Group, Layout, Rng, Role, RunFile, Stage, StepOutput, Stopwatch, Task, TaskError, Unreadable,
     epoch_order,
@@ -28,7 +29,6 @@ use crate::model::summary::{ParamGroup, layer_index, param_group};
 use crate::pictures;
 use crate::preprocessing::Preprocessing;
 use crate::rect::Rect;
-use crate::upload::upload;
 use crate::validate::{ValSet, detection_loss, targets, validate};
 
 /// The validation columns of `results.csv`, in order.
@@ -233,7 +233,7 @@ impl Task for DetectionTask {
     }
 
     fn loss(&self, model: &Yolo, batch: &Batch, draw: Draw, device: &Device) -> StepOutput<()> {
-        let images = upload(&batch.images, batch.shape, model.channels(), device);
+        let images = images(&batch.images, batch.shape, model.channels(), device);
         let size = self.size_of(draw, batch);
         let images = if size == [batch.shape[2], batch.shape[3]] {
             images

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use bellows_kernels::images;
 use bellows_learner::{EvalContext, Interrupted, Loader, TaskError};
 use burn::data::dataset::Dataset;
 use rayon::prelude::*;
@@ -22,7 +23,6 @@ use crate::model::Fused;
 use crate::predict::tiles::Tiling;
 use crate::predict::{PredictConfig, Predictor};
 use crate::readback::host;
-use crate::upload::upload;
 
 /// A validation set and the sizes of its images, which decide how they are batched.
 #[derive(Clone)]
@@ -232,7 +232,7 @@ pub fn validate(model: &Fused, set: &ValSet, config: &TrainConfig, context: &mut
             };
             let mut clock = Instant::now();
             let mut lap = |stage: usize| stages[stage] += std::mem::replace(&mut clock, Instant::now()).elapsed().as_secs_f64();
-            let images = upload(&batch.images, batch.shape, model.channels(), context.device);
+            let images = images(&batch.images, batch.shape, model.channels(), context.device);
             lap(0);
             let feats = model.forward(images);
             let decoded = host(model.decode(&feats))?;

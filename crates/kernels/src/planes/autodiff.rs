@@ -1,7 +1,8 @@
 //! Gradients of the plane operations. All but pooling keep no tensor, and what they only move or copy is moved again in the backward
 //! pass rather than kept twice (see the notes on recomputation in [`crate::autodiff`]).
 
-use burn::backend::{Scalar, TensorMetadata};
+use burn::backend::tensor::IntTensor;
+use burn::backend::{AutodiffBackend, Scalar, TensorMetadata};
 
 use super::{HALF_GRADIENTS, Parts, PlaneOps};
 use crate::steps::{Autodiff, CheckpointStrategy, Float, recomputed, recorded};
@@ -21,6 +22,10 @@ fn concat<B: PlaneOps, C: CheckpointStrategy, const N: usize>(parts: Vec<Float<A
 }
 
 impl<B: PlaneOps, C: CheckpointStrategy> PlaneOps for Autodiff<B, C> {
+    fn of_bytes(words: IntTensor<Self>, bytes: [usize; 4], channels: usize) -> Float<Self> {
+        Self::from_inner(B::of_bytes(words, bytes, channels))
+    }
+
     fn concat_channels(mut parts: Parts<Self>) -> Float<Self> {
         // The number of parents is part of a step's type.
         match parts.0.len() {

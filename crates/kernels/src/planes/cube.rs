@@ -7,14 +7,14 @@
 use burn::backend::DType;
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::backend::ops::FloatTensorOps;
-use burn::tensor::Slice;
+use burn::tensor::{Slice, TensorData};
 use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 
 use super::cube_kernels::{
     PlaneLaunch, RunsLaunch, add_runs_kernel, double_grad_kernel, double_kernel, extract_kernel, first_maximum_kernel,
-    max_pool_grad_kernel, max_pool_kernel, pad_kernel,
+    max_pool_grad_kernel, max_pool_kernel, of_bytes_kernel, pad_kernel,
 };
 use super::{Parts, PlaneOps, portable};
 use crate::cube::geometry::dims4;
@@ -96,6 +96,20 @@ fn is_view(x: &CubeTensor, start: usize, len: usize) -> bool {
 }
 
 impl PlaneOps for CubeBackend {
+    fn of_bytes(words: CubeTensor, [n, own, h, w]: [usize; 4], channels: usize) -> CubeTensor {
+        let (plane, y) = (h * w, empty(&words, [n, channels, h, w], DType::F32));
+        let len = n * channels * plane;
+        if len == 0 {
+            return y;
+        }
+        // Not every device divides to the last bit.
+        let table: Vec<f32> = (0..=255u8).map(|byte| f32::from(byte) / 255.0).collect();
+        let table = Self::float_from_data(TensorData::new(table, [256]), &words.device);
+        let read = (n * own * plane).div_ceil(4);
+        launch!(of_bytes_kernel, len, [(words, read), (table, 256), (y, len)], plane, own, channels);
+        y
+    }
+
     fn concat_channels(parts: Parts<Self>) -> CubeTensor {
         if parts.0.is_empty() || !same_type(&parts.0) {
             return Self::float_cat(parts.0, 1);

@@ -152,6 +152,19 @@ pub(super) fn max_pool_grad_kernel<E: Float>(
     dx[i] = E::cast_from(sum);
 }
 
+/// `own` planes of so many bytes, four to a word, are an image's; `table` has the number of each byte.
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(super) fn of_bytes_kernel(words: &Tensor<u32>, table: &Tensor<f32>, y: &mut Tensor<f32>, plane: usize, own: usize, channels: usize) {
+    let i = ABSOLUTE_POS;
+    if i >= y.len() {
+        terminate!();
+    }
+    let (image, channel) = (i / plane / channels, i / plane % channels);
+    let at = (image * own + channel.min(own - 1usize)) * plane + i % plane;
+    let byte = (words[at / 4usize] >> ((at % 4usize) as u32 * 8u32)) & 255u32;
+    y[i] = table[byte as usize];
+}
+
 /// `plane` is x's.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn double_kernel<E: Float>(x: &Tensor<E>, y: &mut Tensor<E>, plane: &Plane, #[define(E)] _type: ElemType) {

@@ -4,8 +4,9 @@ use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Flex, TensorMetadata};
 use burn::tensor::Slice;
 use burn_flex::FlexTensor;
+use rayon::prelude::*;
 
-use super::{Parts, PlaneOps, kernels, portable};
+use super::{Parts, PlaneOps, kernels, portable, source};
 use crate::buffers::{all_f32, contiguous, owned, take, tensor, values};
 
 /// `[N, C, H, W]` of a tensor that is one of ours: f32 and not empty.
@@ -22,6 +23,16 @@ fn map(x: FlexTensor, dims: [usize; 4], write: impl FnOnce(&[f32], &mut [f32])) 
 }
 
 impl PlaneOps for Flex {
+    fn of_bytes(words: FlexTensor, [n, own, h, w]: [usize; 4], channels: usize) -> FlexTensor {
+        let (plane, bytes) = (h * w, words.bytes());
+        let mut out = take(n * channels * plane);
+        out.par_chunks_mut(plane.max(1)).enumerate().for_each(|(i, out)| {
+            let bytes = &bytes[source(i, own, channels) * plane..][..plane];
+            out.iter_mut().zip(bytes).for_each(|(v, &byte)| *v = f32::from(byte) / 255.0);
+        });
+        tensor(out, [n, channels, h, w])
+    }
+
     fn concat_channels(parts: Parts<Self>) -> FlexTensor {
         let Some(dims) = parts.0.iter().map(ours).collect::<Option<Vec<_>>>() else { return Self::float_cat(parts.0, 1) };
         let parts: Vec<FlexTensor> = parts.0.into_iter().map(contiguous).collect();

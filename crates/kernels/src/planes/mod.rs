@@ -14,9 +14,9 @@ mod portable;
 #[cfg(test)]
 mod tests;
 
-use burn::backend::tensor::FloatTensor as Float;
+use burn::backend::tensor::{FloatTensor as Float, IntTensor};
 use burn::backend::{Backend, Dispatch, backend_extension};
-use burn::tensor::{DType, FloatDType, Tensor};
+use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
 
 pub use parts::Parts;
 
@@ -25,6 +25,9 @@ use crate::shapes;
 /// Operations on whole planes of `[N, C, H, W]`.
 #[backend_extension(Flex, Cube, Autodiff)]
 pub trait PlaneOps: Backend {
+    /// [`images`] of bytes that lie four to a word.
+    fn of_bytes(words: IntTensor<Self>, bytes: [usize; 4], channels: usize) -> Float<Self>;
+
     /// The parts side by side along the channels.
     fn concat_channels(#[extension_type] parts: Parts<Self>) -> Float<Self>;
 
@@ -64,6 +67,25 @@ pub trait PlaneOps: Backend {
     fn double_grad(dy: Float<Self>) -> Float<Self> {
         portable::double_grad::<Self>(dy)
     }
+}
+
+/// Images of bytes, `[N, C, H, W]`, as numbers from 0 to 1, `[N, channels, H, W]`: the last of their channels stands for those that they lack, so that a gray one
+/// fills all. What goes to the device are the bytes.
+///
+/// # Panics
+/// If there are not as many bytes as the shape says, or an image has no channel.
+pub fn images(bytes: &[u8], shape: [usize; 4], channels: usize, device: &Device) -> Tensor<4> {
+    assert!(bytes.len() == shape.iter().product::<usize>() && shape[1] > 0, "{} bytes of images {shape:?}", bytes.len());
+    let mut words = vec![0i32; bytes.len().div_ceil(4)];
+    bytemuck::cast_slice_mut(&mut words)[..bytes.len()].copy_from_slice(bytes);
+    let len = words.len();
+    let words = Tensor::<1, Int>::from_data(TensorData::new(words, [len]), (device, DType::I32));
+    Tensor::from_dispatch(Dispatch::of_bytes(words.into_dispatch(), shape, channels))
+}
+
+/// Which plane of images of `own` channels is plane `i` of theirs with `channels`.
+fn source(i: usize, own: usize, channels: usize) -> usize {
+    i / channels * own + (i % channels).min(own - 1)
 }
 
 /// The tensors, at least one, side by side along the channels: `[N, C1, H, W]`, `[N, C2, H, W]`, ... to `[N, C1 + C2 + ..., H, W]`.

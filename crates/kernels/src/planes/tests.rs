@@ -71,3 +71,15 @@ proptest! {
         prop_assert_eq!(ours, theirs);
     }
 }
+
+#[test]
+fn gray_bytes_fill_every_channel_and_colour_stays() {
+    let made = |own: usize, bytes: &[u8]| {
+        let images = images(bytes, [2, own, 1, 3], 3, &Device::flex().autodiff());
+        images.try_into_vec_as::<f32>().unwrap().iter().map(|v| v * 255.0).collect::<Vec<_>>()
+    };
+    assert_eq!(made(1, &[0, 255, 51, 102, 1, 2]), [[0., 255., 51.], [102., 1., 2.]].map(|plane| [plane; 3].concat()).concat());
+    let colour: Vec<u8> = (0..18).map(|v| v * 5).collect();
+    assert_eq!(made(3, &colour), colour.iter().map(|&v| f32::from(v)).collect::<Vec<_>>());
+    assert_eq!(made(2, &colour[..12])[6..9], made(2, &colour[..12])[3..6], "the last stands for what is lacking");
+}

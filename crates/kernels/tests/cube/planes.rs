@@ -3,10 +3,11 @@
 use crate::launches::{assert_ours, trace};
 use crate::support::{Numbers, ORDERS, Order, cases, cube, data, device, flex, image, numbers, on_each_device, pattern};
 use bellows_kernels::cube::{Counted, Done, Work, most_at_launches};
+use bellows_kernels::images;
 use bellows_kernels::planes::{Parts, PlaneOps};
 use burn::backend::Scalar;
 use burn::backend::ops::FloatTensorOps;
-use burn::tensor::TensorData;
+use burn::tensor::{Device, DeviceKind, TensorData};
 use burn_cubecl::CubeBackend;
 use burn_flex::Flex;
 use proptest::prelude::*;
@@ -57,6 +58,26 @@ fn check(case: Case) {
         let same = |(a, b): (&f32, &f32)| a == b || a.is_nan() && b.is_nan();
         assert!(gpu.len() == cpu.len() && gpu.iter().zip(&cpu).all(same), "{case:?} {name}: {gpu:?} for {cpu:?}");
     }
+}
+
+/// Of every byte, of gray, colour and what lies between, in planes that end within a word, and in one launch.
+#[test]
+fn images_of_bytes_are_those_of_the_cpu() {
+    if !on_each_device("planes::images_of_bytes_are_those_of_the_cpu") {
+        return;
+    }
+    for (shape @ [n, own, h, w], channels) in
+        [([1, 1, 16, 16], 3), ([3, 1, 5, 7], 3), ([2, 3, 3, 5], 3), ([2, 2, 4, 9], 5), ([2, 3, 1, 1], 1)]
+    {
+        let bytes: Vec<u8> = (0..n * own * h * w).map(|i| (i * 37 % 256) as u8).collect();
+        let made = |device: &Device| images(&bytes, shape, channels, device);
+        let [ours, theirs] = [Device::vulkan(DeviceKind::Cpu), Device::flex()].map(|device| made(&device));
+        assert_eq!(ours.dims(), [n, channels, h, w]);
+        let [ours, theirs] = [ours, theirs].map(|images| images.try_into_vec_as::<f32>().unwrap());
+        assert!(ours == theirs && theirs.iter().any(|v| *v != 0.0), "{shape:?}: {ours:?} for {theirs:?}");
+    }
+    let launched = trace(|| images(&[9; 128], [2, 1, 8, 8], 3, &Device::vulkan(DeviceKind::Cpu)));
+    assert_ours(&launched, &[("of_bytes_kernel", 1)]);
 }
 
 #[test]

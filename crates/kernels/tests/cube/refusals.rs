@@ -17,9 +17,9 @@ use bellows_kernels::update::UpdateOps;
 use bellows_kernels::{
     Adam, Blocks, Coding, ConvConfig, Foreground, LowRank, Lowering, Map, NormStep, Places, Positive, Precision, Segments, Sgd, adam_step,
     add, arena, arena_parts, attention, batch_norm_silu, blend, clip_to_norm, concat, conv2d, conv2d_data_grad, conv2d_for_norm,
-    conv2d_silu, conv2d_weight_grad, cross_entropy, cross_entropy_loss, detection_terms, dropout, expectation, inference, lead, linear,
-    linear_data_grad, linear_weight_grad, maps, max_pool_same, predictions, rms_norm, rotate, scores, set_default_lowering, sgd_step,
-    slice_channels, sum_of_squares, swiglu,
+    conv2d_silu, conv2d_weight_grad, cross_entropy, cross_entropy_loss, detection_terms, dropout, expectation, images, inference, lead,
+    linear, linear_data_grad, linear_weight_grad, maps, max_pool_same, predictions, rms_norm, rotate, scores, set_default_lowering,
+    sgd_step, slice_channels, sum_of_squares, swiglu,
 };
 use burn::backend::ops::{FloatTensorOps, IntTensorOps};
 use burn::tensor::{DType, Device, DeviceKind, Int, Tensor, TensorData};
@@ -81,6 +81,8 @@ fn planes(device: &Device) {
     refused(|| slice_channels(x(), 4, 3), "channels 4..7 of 6");
     refused(|| slice_channels(x(), 1, usize::MAX), "of 6");
     refused(|| max_pool_same(x(), 4), "a pooling window of 4");
+    refused(|| images(&[0; 7], [2, 1, 2, 2], 3, device), "7 bytes of images [2, 1, 2, 2]");
+    refused(|| images(&[], [2, 0, 2, 2], 3, device), "0 bytes of images [2, 0, 2, 2]");
 }
 
 fn of_a_detector(device: &Device) {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bellows_kernels::cube::Counted;
-use bellows_kernels::{Foreground, Precision, detection_terms};
+use bellows_kernels::{Foreground, Precision, detection_terms, images};
 use bellows_learner::bench::{Bounds, Others, StepTimer, median, ranks, run_dir};
 use bellows_learner::memory::{Place, peak_memory};
 use bellows_learner::{
@@ -30,7 +30,6 @@ use crate::model::head::{Anchors, REG_MAX, strides};
 use crate::model::{Fused, Scale, Yolo, YoloConfig};
 use crate::task::{DetectionTask, LossFactor, Told};
 use crate::train::TrainError;
-use crate::upload::upload;
 use crate::validate::ValSet;
 
 pub use layers::LayerTimes;
@@ -216,7 +215,7 @@ impl Benchmark {
     /// Seconds of a pass over the batch, boxes decoded and read back.
     fn infer(&self, model: &Fused, batch: &Batch, device: &Device) -> f64 {
         let pass = || {
-            let images = upload(&batch.images, batch.shape, model.channels(), device);
+            let images = images(&batch.images, batch.shape, model.channels(), device);
             let started = Instant::now();
             drop(model.decode(&model.forward(images)).into_data());
             started.elapsed().as_secs_f64()

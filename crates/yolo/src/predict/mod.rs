@@ -10,6 +10,7 @@ pub mod tiles;
 pub mod video;
 
 use bellows_exit::{Coded, Exit};
+use bellows_kernels::images;
 use bellows_learner::LearnError;
 use burn::tensor::Device;
 use rayon::prelude::*;
@@ -20,7 +21,6 @@ use crate::data::{DataError, Frame, Letterbox, Size, letterbox};
 use crate::metrics::{NmsConfig, nms};
 use crate::model::Fused;
 use crate::readback::host;
-use crate::upload::upload;
 use tiles::{Merge, Tiling};
 
 /// How to look.
@@ -118,7 +118,7 @@ impl Predictor {
             places.push(place);
         }
         let input = [frames.len(), channels, shape.height as usize, shape.width as usize];
-        let images = upload(&pixels, input, self.model.channels(), &self.device);
+        let images = images(&pixels, input, self.model.channels(), &self.device);
         let decoded = self.model.decode(&self.model.forward(images));
         let decoded: Vec<f32> = host(decoded)?;
         let (nc, per_image) = (self.model.nc(), decoded.len() / frames.len().max(1));

@@ -25,6 +25,56 @@ fn chat(turns: &[(Role, &str)]) -> Example {
     Example::Chat(Conversation { messages: turns.iter().map(|&(role, text)| Message::new(role, text)).collect(), tools: vec![] })
 }
 
+/// One key, whatever holds the turns; a turn of the system's own is stronger.
+#[test]
+fn a_system_key_leads_a_chat() {
+    let turns = || json!([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]);
+    let own = || json!([{"role": "system", "content": "own"}, {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]);
+    let rows = [
+        json!({"messages": turns(), "system": "s"}),
+        json!({"conversations": turns(), "system": "s"}),
+        json!({"instruction": "a", "output": "b", "system": "s"}),
+        json!({"messages": own(), "system": "s"}),
+        json!({"conversations": own(), "system": "s"}),
+        json!({"messages": turns(), "system": ""}),
+        json!({"prompt": [{"role": "user", "content": "a"}], "completion": [{"role": "assistant", "content": "b"}], "system": "s"}),
+        json!({"chosen": turns(), "rejected": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "c"}], "system": "s"}),
+    ];
+    let examples = read("a.jsonl", rows.map(|row| row.to_string()).join("\n"));
+    let led = |system: &'static str| chat(&[(Role::System, system), QA[0], QA[1]]);
+    assert_eq!(examples[..6], [led("s"), led("s"), led("s"), led("own"), led("own"), chat(QA)]);
+    let Example::Pair { chosen, .. } = &examples[7] else { panic!() };
+    for example in [&examples[6], chosen.as_ref()] {
+        let Example::Chat(conversation) = example else { panic!() };
+        let read: Vec<_> = conversation.messages.iter().map(|m| (m.role, m.content.as_str(), m.prompt)).collect();
+        assert_eq!(read, [(Role::System, "s", true), (Role::User, "a", true), (Role::Assistant, "b", false)]);
+    }
+}
+
+/// What is asked for by name is read, whatever else a row has.
+#[test]
+fn keys_that_are_named_come_first() {
+    let as_named = |row: serde_json::Value, prompt: &str, completion: &str, text: &str| {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.jsonl");
+        std::fs::write(&path, row.to_string()).unwrap();
+        let [prompt_key, completion_key, text_key] = [prompt, completion, text].map(str::to_owned);
+        let options = ReadOptions { prompt_key, completion_key, text_key, ..ReadOptions::default() };
+        Dataset::open(&path, &options).unwrap().get(0)
+    };
+    let dolly = as_named(json!({"instruction": "a", "context": "", "response": "b"}), "instruction", "response", "text");
+    assert_eq!(dolly.unwrap(), Example::Prompt { prompt: "a".into(), completion: "b".into() });
+    let text = |text: &str| Example::Text(text.into());
+    assert_eq!(as_named(json!({"prompt": "a", "text": "b"}), "prompt", "completion", "text").unwrap(), text("b"));
+    assert_eq!(as_named(json!({"prompt": "a"}), "prompt", "completion", "prompt").unwrap(), text("a"));
+    let alpaca = as_named(json!({"instruction": "a", "output": "b", "text": "c"}), "prompt", "completion", "text");
+    assert_eq!(alpaca.unwrap(), chat(QA));
+    let half = as_named(json!({"prompt": "a"}), "prompt", "completion", "text").unwrap_err().to_string();
+    assert!(half.contains("`completion` is missing"), "{half}");
+    let half = as_named(json!({"instruction": "a"}), "prompt", "completion", "text").unwrap_err().to_string();
+    assert!(half.contains("`output` is missing"), "{half}");
+}
+
 const QA: &[(Role, &str)] = &[(Role::User, "a"), (Role::Assistant, "b")];
 
 #[test]
@@ -318,6 +368,12 @@ fn faults_of_files() {
         ("a.json", b"[{},,{}]", &["a.json:1", "missing between commas"]),
         ("a.json", b"[{}]\n{}", &["a.json:2", "more after"]),
         ("a.csv", b"text,b\na,b\nc\n", &["a.csv:3", "1 cells; the header has 2"]),
+        // As pandas writes lists; a line break that is not escaped; cut.
+        ("a.csv", b"prompt,completion\na,b\na,\"[{'role': 'assistant', 'content': 'b'}]\"\n", &["a.csv:3", "JSON"]),
+        ("a.csv", b"prompt,completion\n\"[{\"\"content\"\": \"\"a\nb\"\", \"\"role\"\": \"\"user\"\"}]\",b\n", &["a.csv:2", "JSON"]),
+        ("a.csv", b"prompt,completion\na,\"[ {\"\"role\"\": \"\"assistant\"\", \"\"content\"\": \"\"b\"\n", &["a.csv:2", "JSON"]),
+        ("a.jsonl", br#"{"prompt": "a", "completion": "b", "system": "s"}"#, &["a.jsonl:1", "`system` is text", "`messages` have one"]),
+        ("a.jsonl", br#"{"prompt": "a", "chosen": "b", "rejected": "c", "system": "s"}"#, &["a.jsonl:1", "`system` is text"]),
         ("a.csv", b"text\na\n\xff\n", &["a.csv:3", "UTF-8"]),
         ("a.csv", b"text,text\na,b\n", &["a.csv:1", "`text` is there twice"]),
         ("a.csv", b"text\r\na\r\n\r\n\"b\nc", &["a.csv:4", "never closed", "the file is cut"]),

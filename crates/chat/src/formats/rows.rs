@@ -44,7 +44,7 @@ pub(super) fn example(row: &Value, options: &ReadOptions) -> Result<Example, Fau
         return Err(Fault::Value { key: "the row".into(), found: kind(row), expected: "an object with keys" });
     };
     let has = |key: &str| row.get(key).is_some_and(|value| !value.is_null());
-    let prompt = options.prompt_key.as_str();
+    let (prompt, completion, plain) = (options.prompt_key.as_str(), options.completion_key.as_str(), options.text_key.as_str());
     // Some data sets have in every row a chat to learn, and a pair of answers beside it.
     let single = options.pairs == Some(false) && ["messages", "conversations"].into_iter().any(has);
     if (has("chosen") || has("rejected")) && !single {
@@ -53,12 +53,12 @@ pub(super) fn example(row: &Value, options: &ReadOptions) -> Result<Example, Fau
         openai(row)
     } else if has("conversations") {
         sharegpt(row)
-    } else if has("instruction") {
+    } else if has("instruction") && (has("output") || !(has(prompt) && has(completion) || has(plain))) {
         alpaca(row)
-    } else if has(prompt) {
-        prompt_completion(row, prompt, &options.completion_key)
-    } else if has(&options.text_key) {
-        Ok(Example::Text(text(row, &options.text_key)?.to_owned()))
+    } else if has(prompt) && (has(completion) || !has(plain)) {
+        prompt_completion(row, prompt, completion)
+    } else if has(plain) {
+        Ok(Example::Text(text(row, plain)?.to_owned()))
     } else if has("input_ids") {
         tokens(row)
     } else {
@@ -68,8 +68,18 @@ pub(super) fn example(row: &Value, options: &ReadOptions) -> Result<Example, Fau
 }
 
 fn openai(row: &Map<String, Value>) -> Result<Example, Fault> {
-    let messages = messages(row, "messages")?;
+    let messages = led(row, messages(row, "messages")?)?;
     chat(Conversation { messages, tools: tools(row)? })
+}
+
+/// Messages behind the row's `system`, unless they have one of their own.
+fn led(row: &Map<String, Value>, mut messages: Vec<Message>) -> Result<Vec<Message>, Fault> {
+    if messages.first().is_none_or(|first| first.role != Role::System)
+        && let Some(system) = optional(row, "system")?
+    {
+        messages.insert(0, Message::new(Role::System, system));
+    }
+    Ok(messages)
 }
 
 fn messages(row: &Map<String, Value>, key: &str) -> Result<Vec<Message>, Fault> {
@@ -157,7 +167,7 @@ fn tools(row: &Map<String, Value>) -> Result<Vec<Value>, Fault> {
 
 /// `{conversations: [{from, value, train | weight}], system, tools}`.
 fn sharegpt(row: &Map<String, Value>) -> Result<Example, Fault> {
-    let mut messages: Vec<Message> = optional(row, "system")?.map(|text| Message::new(Role::System, text)).into_iter().collect();
+    let mut messages = Vec::new();
     for (index, turn) in list(row, "conversations")?.iter().enumerate() {
         let at = |key: &str| format!("conversations[{index}].{key}");
         // Some sets of this name hold `role` and `content` inside.
@@ -179,12 +189,12 @@ fn sharegpt(row: &Map<String, Value>) -> Result<Example, Fault> {
             messages.push(Message { train, ..Message::new(speaker, value) });
         }
     }
-    chat(Conversation { messages, tools: tools(row)? })
+    chat(Conversation { messages: led(row, messages)?, tools: tools(row)? })
 }
 
 /// `{instruction, input, output, system, history: [[question, answer], ...]}`.
 fn alpaca(row: &Map<String, Value>) -> Result<Example, Fault> {
-    let mut messages: Vec<Message> = optional(row, "system")?.map(|text| Message::new(Role::System, text)).into_iter().collect();
+    let mut messages = led(row, Vec::new())?;
     let history = if row.get("history").is_some_and(|h| !h.is_null()) { list(row, "history")? } else { &[] };
     for (index, pair) in history.iter().enumerate() {
         let side = |side: usize| pair.get(side).and_then(Value::as_str);
@@ -205,6 +215,10 @@ fn alpaca(row: &Map<String, Value>) -> Result<Example, Fault> {
 /// `{prompt, completion}`, both text, or both lists of messages of which the completion's are learnt.
 fn prompt_completion(row: &Map<String, Value>, prompt: &str, completion: &str) -> Result<Example, Fault> {
     if !row.get(prompt).is_some_and(Value::is_array) {
+        if optional(row, "system")?.is_some() {
+            let expected = "none beside a prompt that is text, which no template is laid on: `messages` have one";
+            return Err(Fault::Value { key: "system".into(), found: "text".into(), expected });
+        }
         let example = Example::Prompt { prompt: text(row, prompt)?.to_owned(), completion: text(row, completion)?.to_owned() };
         return match &example {
             Example::Prompt { completion: given, .. } if given.is_empty() => {
@@ -213,7 +227,7 @@ fn prompt_completion(row: &Map<String, Value>, prompt: &str, completion: &str) -
             _ => Ok(example),
         };
     }
-    let mut all = messages(row, prompt)?;
+    let mut all = led(row, messages(row, prompt)?)?;
     all.iter_mut().for_each(|message| message.prompt = true);
     all.extend(messages(row, completion)?);
     chat(Conversation { messages: all, tools: tools(row)? })
@@ -226,7 +240,7 @@ fn pair(row: &Map<String, Value>, prompt: &str) -> Result<Example, Fault> {
         let [chosen, rejected] = ["chosen", "rejected"].map(|answer| prompt_completion(row, prompt, answer));
         return Ok(Example::Pair { chosen: Box::new(chosen?), rejected: Box::new(rejected?) });
     }
-    let (mut chosen, mut rejected) = (messages(row, "chosen")?, messages(row, "rejected")?);
+    let (mut chosen, mut rejected) = (led(row, messages(row, "chosen")?)?, led(row, messages(row, "rejected")?)?);
     let common = chosen.iter().zip(&rejected).take_while(|(a, b)| a == b).count();
     if common == 0 || common == chosen.len() || common == rejected.len() {
         let expected = "a list of messages, or chats that begin alike and end in different answers";

@@ -74,7 +74,7 @@ pub(super) fn row(header: &[String], text: &str, options: &ReadOptions) -> Resul
             "" if key == "choices" || LISTS.contains(&key.as_str()) => Value::Null,
             cell if key == "choices" => parse(cell).unwrap_or_else(|_| cell.into()),
             cell if LISTS.contains(&key.as_str()) => parse(cell)?,
-            cell if chats.contains(&key.as_str()) => chat(cell).unwrap_or_else(|| cell.into()),
+            cell if chats.contains(&key.as_str()) => chat(cell)?.unwrap_or_else(|| cell.into()),
             cell => Value::from(cell),
         };
         row.insert(key.clone(), value);
@@ -83,13 +83,22 @@ pub(super) fn row(header: &[String], text: &str, options: &ReadOptions) -> Resul
 }
 
 /// The list of messages that `cell` is the JSON text of. Other lists are text to learn, such as calls of functions.
-fn chat(cell: &str) -> Option<Value> {
-    if !cell.trim_start().starts_with('[') {
-        return None;
-    }
-    let list = parse(cell).ok()?;
+///
+/// # Errors
+/// A cell that begins as such a list and is no JSON: one that was cut, or Python's words for a list, which pandas writes.
+fn chat(cell: &str) -> Result<Option<Value>, Fault> {
+    let begins = || {
+        let message = cell.trim_start().strip_prefix('[')?.trim_start().strip_prefix('{')?.trim_start();
+        let key = message.strip_prefix(['"', '\''])?;
+        Some(["role", "content"].into_iter().any(|name| key.strip_prefix(name).is_some_and(|rest| rest.starts_with(['"', '\'']))))
+    };
+    let list = match parse(cell) {
+        Ok(list) => list,
+        Err(fault) if begins() == Some(true) => return Err(fault),
+        Err(_) => return Ok(None),
+    };
     let is_chat = list.as_array().is_some_and(|list| !list.is_empty() && list.iter().all(|message| message.get("role").is_some()));
-    is_chat.then_some(list)
+    Ok(is_chat.then_some(list))
 }
 
 fn fault_of(error: &csv::Error) -> Fault {

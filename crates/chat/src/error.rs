@@ -194,6 +194,16 @@ pub enum Fault {
         /// What would be taken.
         expected: &'static str,
     },
+    /// A file in pieces, some of which are missing.
+    #[error("{there} of the {count} pieces of {file} are here")]
+    Pieces {
+        /// Its name.
+        file: String,
+        /// Those that are here.
+        there: usize,
+        /// How many there should be.
+        count: usize,
+    },
     /// The tokenizer is damaged or lacks something.
     #[error("tokenizer: {what}")]
     Tokenizer {

@@ -21,7 +21,7 @@ pub use batch::{Batch, IGNORE, PADDING};
 pub use conversation::{Conversation, Example, Message, Role, ToolCall};
 pub use encode::{Dropped, EncodeOptions, Encoded, Outcome, TrainOn, TrainOnEos, Truncation, encode, encode_prompt};
 pub use error::{ChatError, Fault};
-pub use formats::{Dataset, ReadOptions, Splits, files};
+pub use formats::{Dataset, ReadOptions, Splits, files, in_part};
 pub use shard::{index_shards, shard};
 pub use template::{Jinja, Part, Piece, RenderOptions, Template};
 pub use tokenizer::{DecodeStream, Place, Token, TokenType, Tokenizer, Vocabulary};

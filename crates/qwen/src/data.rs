@@ -204,7 +204,7 @@ impl SftData {
             let length = config.max_seq_length;
             why.push(format!("{cut} without a learnt token in the {length} that max_seq_length leaves (truncation {})", config.truncation));
         }
-        if !self.valid.is_empty() {
+        if !self.valid.is_empty() && config.val_size > 0.0 {
             why.push(format!("{} held out to judge by", self.valid.len()));
         }
         match why.is_empty() {
@@ -304,7 +304,14 @@ fn mixed(config: &SftConfig, paths: &[PathBuf], sets: &[Vec<Row>]) -> Result<Vec
     let sizes: Vec<usize> = sets.iter().map(Vec::len).collect();
     let rows = if config.data_probabilities.is_empty() {
         let weights = if config.data_weights.is_empty() { vec![1.0; sets.len()] } else { config.data_weights.clone() };
-        plan::mix(&sizes, &weights, draw(config, "mix"))
+        let rows = plan::mix(&sizes, &weights, draw(config, "mix"));
+        let lost = (0..sets.len()).find(|&set| sizes[set] > 0 && rows.iter().all(|(of, _)| *of != set));
+        if let Some(set) = lost {
+            let found = format!("{} for {} rows, of which none is left", weights[set], sizes[set]);
+            let expected = "enough for one row, or the data set left out";
+            return Err(Fault::Setting { setting: "data_weights", found, expected }.in_file(&paths[set]));
+        }
+        rows
     } else {
         if let Some(empty) = sizes.iter().position(|&size| size == 0) {
             return Err(Fault::Empty { expected: "a row to mix with those of the other data sets" }.in_file(&paths[empty]));

@@ -6,7 +6,7 @@
 
 use std::path::{Path, PathBuf};
 
-use bellows_chat::files;
+use bellows_chat::{files, in_part};
 use hf_hub::{Cache, RepoType};
 
 use crate::hub::{Answer, Hub, HubError, NEWEST, Named, split_id};
@@ -63,7 +63,7 @@ impl Cached {
         let nothing = || Self::Lacks("the training rows".into());
         let Some(snapshot) = snapshot else { return nothing() };
         let Some(names) = known_files(&snapshot) else {
-            let found = chosen(&listed(&snapshot, ""), wanted).filter(|found| complete(found));
+            let found = chosen(&listed(&snapshot, ""), wanted).filter(|found| in_part(found).is_none());
             return found.map_or_else(nothing, |found| Self::Perhaps(snapshot, found));
         };
         let Some(wanted) = chosen(&names, wanted) else { return nothing() };
@@ -163,18 +163,6 @@ fn chosen(names: &[String], Wanted { folder, pairs }: Wanted<'_>) -> Option<Vec<
     Some(SPLITS.iter().flat_map(|split| files(&inside, split, pairs)).map(|name| whole(&name)).collect())
 }
 
-/// Whether no piece of a file in pieces (`train-00000-of-00003.parquet`) is missing.
-fn complete(names: &[String]) -> bool {
-    let piece = |name: &String| -> Option<(String, usize)> {
-        let (stem, of) = name.rsplit_once('.')?.0.rsplit_once("-of-")?;
-        // Older ones have a hash behind the number.
-        let count = of.split(|c: char| !c.is_ascii_digit()).next()?;
-        Some((stem.rsplit_once('-')?.0.to_owned(), count.parse().ok()?))
-    };
-    let pieces: Vec<_> = names.iter().filter_map(piece).collect();
-    pieces.iter().all(|one| pieces.iter().filter(|other| *other == one).count() == one.1)
-}
-
 /// Where the rows are: the folder of the splits, or the one file.
 fn place(snapshot: &Path, folder: &str, wanted: &[String]) -> PathBuf {
     match wanted {
@@ -223,9 +211,9 @@ mod tests {
         let chosen = |names: &[String], folder| chosen(names, Wanted { folder, pairs: None });
         let wanted = chosen(&pieces, "").unwrap();
         assert_eq!(wanted, [2, 1, 3].map(|i: usize| pieces[i].clone()));
-        assert!(complete(&wanted) && !complete(&wanted[1..]));
+        assert!(in_part(&wanted).is_none() && in_part(&wanted[1..]).is_some());
         let hashed = names(&["data/train-00000-of-00002-0a1b2c.parquet", "data/train-00001-of-00002-3d4e5f.parquet"]);
-        assert!(complete(&hashed) && !complete(&hashed[..1]));
+        assert!(in_part(&hashed).is_none() && in_part(&hashed[..1]).is_some());
         assert_eq!(chosen(&names(&["a.md", "alpaca.json"]), ""), Some(names(&["alpaca.json"])));
         assert_eq!(chosen(&names(&["a.json", "b.json"]), ""), None);
         let folders = names(&["en/train.jsonl", "de/train.jsonl", "de/validation.jsonl"]);

@@ -94,7 +94,7 @@ impl Words<'_> {
         let here = |fault: Fault| fault.on_line(set.path(), set.line(i));
         match set.value(i)? {
             Value::Object(row) if has(&row, "choices") => questions.choices.push(self.choice(&row).map_err(here)?),
-            Value::Object(row) if has(&row, "answer") && !has(&row, &self.config.completion_key) => {
+            Value::Object(row) if self.is_exact(&row) => {
                 let answer = text_of(&row, "answer").map_err(here)?.trim().to_owned();
                 questions.exact.push(Exact { prompt: self.prompt(&row).map_err(here)?, answer });
             }
@@ -104,6 +104,13 @@ impl Words<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Whether a row asks for its `answer`, and is not one to learn from that has an answer besides.
+    fn is_exact(&self, row: &Map<String, Value>) -> bool {
+        let (prompt, completion) = (self.config.prompt_key.as_str(), self.config.completion_key.as_str());
+        let any = |keys: &[&str]| keys.iter().any(|key| has(row, key));
+        has(row, "answer") && any(&["question", prompt]) && !any(&[completion, "messages", "conversations", "instruction"])
     }
 
     /// The tokens of a row's prompt, with its `system` message if there is one.

@@ -136,6 +136,10 @@ fn sets_are_mixed_by_their_probabilities() {
     // So much larger may one set be, and its epoch is no longer than twice its rows.
     let unlike = SftConfig { data: vec![of("c", 1), of("d", 3000)], stopping_strategy: "all_exhausted".into(), ..config.clone() };
     assert_eq!(count(&open(&unlike).unwrap(), "d"), 3000);
+    let weighed = |weights: [f64; 2]| SftConfig { data_probabilities: Vec::new(), data_weights: weights.into(), ..config.clone() };
+    assert_eq!(count(&open(&weighed([0.02, 1.0])).unwrap(), "a"), 1);
+    let error = open(&weighed([0.01, 1.0])).unwrap_err().to_string();
+    assert!(error.contains("a.jsonl: data_weights is 0.01 for 40 rows, of which none is left"), "{error}");
     for (wrong, part) in [
         (SftConfig { data_probabilities: vec![1.0], ..config.clone() }, "one probability a data set"),
         (SftConfig { data_probabilities: vec![1.0, 0.0], ..config.clone() }, "data_probabilities: 0"),

@@ -140,6 +140,10 @@ fn the_likeliest_choice_is_the_answer_and_greedy_answers_are_compared_whole() {
     ];
     let scores = score(&rows, &model, &shape, 0).unwrap();
     assert_eq!((scores.exact_match, scores.loss), (Some(Right { right: 1, rows: 2 }), None));
+    let learnt = json!({ "problem": "p", "question": prompt, "answer": "4", "messages": [
+        { "role": "user", "content": "A" }, { "role": "assistant", "content": "B" }] });
+    let told = score(&[learnt], &model, &shape, 0).unwrap();
+    assert!(told.loss.is_some() && told.exact_match.is_none(), "a row to learn from is one, whatever it has besides: {told:?}");
     let lines = table(&scores, Some(&scores));
     assert_eq!(lines, [("exact match", "50.0 % (1 of 2, 9.5 to 90.5)".to_owned(), Some("50.0 % (1 of 2, 9.5 to 90.5)".to_owned()))]);
 }

@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use bellows_shards::Shards;
+use serde::de::IgnoredAny;
 use serde_json::Value;
 
 use crate::conversation::Example;
@@ -26,7 +27,7 @@ use parquet::Groups;
 
 pub(crate) use packed::ROW;
 pub use rows::ReadOptions;
-pub use splits::{Splits, files};
+pub use splits::{Splits, files, in_part};
 
 /// The longest row: far beyond any context, and small enough to hold.
 const MAX_ROW_BYTES: u64 = 64 << 20;
@@ -209,6 +210,9 @@ fn find_rows(path: &Path) -> Result<Rows, ChatError> {
             } else {
                 json::lines(&mut reader).map_err(|error| here(error.into()))?
             };
+            if extension == "json" && !array && spans.len() > 1 {
+                not_one_object(path, &spans[0]).map_err(here)?;
+            }
             Ok(Rows::Lines { file: Mutex::new(file), spans, form: if extension == "txt" { Form::Plain } else { Form::Json } })
         }
         _ => Err(here(Fault::Setting {
@@ -217,6 +221,24 @@ fn find_rows(path: &Path) -> Result<Rows, ChatError> {
             expected: "jsonl, json, csv, parquet or txt",
         })),
     }
+}
+
+/// Refuses a file, if it is no large one, that is one object over several lines, each of which would be read as a row.
+fn not_one_object(path: &Path, first: &Span) -> Result<(), Fault> {
+    if std::fs::metadata(path)?.len() > 1 << 26 {
+        return Ok(());
+    }
+    let text = std::fs::read(path)?;
+    let line = text.get(first.offset as usize..(first.offset + first.len) as usize).unwrap_or_default();
+    let text = text.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&text);
+    if serde_json::from_slice::<IgnoredAny>(line).is_ok() {
+        return Ok(());
+    }
+    let Ok(Value::Object(object)) = serde_json::from_slice(text) else { return Ok(()) };
+    let lists: Vec<&String> = object.iter().filter(|(_, value)| value.is_array()).map(|(key, _)| key).collect();
+    let of_lists = if let [key] = lists.as_slice() { format!(", whose `{key}` is a list") } else { String::new() };
+    let found = format!("one object over several lines{of_lists}");
+    Err(Fault::Value { key: "the file".into(), found, expected: "a list of rows, `[..]`, or one row a line" })
 }
 
 /// The first byte that is no white space and no byte order mark. The file is rewound.

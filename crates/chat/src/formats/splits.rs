@@ -1,6 +1,6 @@
 //! The files of a data set: what is learnt, watched and tested.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use bellows_shards::Shards;
@@ -31,7 +31,8 @@ impl Splits {
     /// of them; beside such a `train` the others may be files.
     ///
     /// # Errors
-    /// [`Fault::Empty`] for a folder without `train`, [`Fault::Splits`] if it has only splits of other names, and the errors of [`Dataset::open`].
+    /// [`Fault::Empty`] for a folder without `train`, [`Fault::Splits`] if it has only splits of other names, [`Fault::Pieces`] if one is not whole, and the
+    /// errors of [`Dataset::open`].
     pub fn open(path: &Path, options: &ReadOptions) -> Result<Self, ChatError> {
         if !path.is_dir() || Shards::is(path) {
             return Ok(Splits { train: vec![Dataset::open(path, options)?], valid: Vec::new(), test: Vec::new() });
@@ -52,6 +53,9 @@ impl Splits {
         let kind = kind(&names, options.pairs);
         let open = |split: &str| -> Result<Vec<Dataset>, ChatError> {
             let files = kind.map(|kind| of_kind(&names, split, kind)).unwrap_or_default();
+            if let Some((file, there, count)) = in_part(&files) {
+                return Err(Fault::Pieces { file, there, count }.in_file(path));
+            }
             files.into_iter().map(|name| Dataset::open(&path.join(name), options)).collect()
         };
         let train = open("train")?;
@@ -121,6 +125,22 @@ fn of_kind(names: &[String], split: &str, kind: &str) -> Vec<String> {
     let mut pieces: Vec<String> = names.iter().filter(piece).cloned().collect();
     pieces.sort();
     pieces
+}
+
+/// The first file in pieces (`train-00000-of-00003.parquet`) of which some are missing: its name, those that are there, and how many it has.
+pub fn in_part(names: &[String]) -> Option<(String, usize, usize)> {
+    let piece = |name: &String| -> Option<((String, usize), String)> {
+        let (stem, of) = name.rsplit_once('.')?.0.rsplit_once("-of-")?;
+        // Older ones have a hash behind the number.
+        let count = of.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()?;
+        let (file, number) = stem.rsplit_once('-')?;
+        Some(((file.to_owned(), count), number.to_owned()))
+    };
+    let mut pieces: BTreeMap<(String, usize), BTreeSet<String>> = BTreeMap::new();
+    for (file, number) in names.iter().filter_map(piece) {
+        pieces.entry(file).or_default().insert(number);
+    }
+    pieces.into_iter().map(|((file, count), numbers)| (file, numbers.len(), count)).find(|(_, there, count)| there < count)
 }
 
 /// The name of the split that a file is, or is a piece of; None for files of no rows and those in other folders.

@@ -191,9 +191,13 @@ fn a_year_is_judged_by_its_months_and_handed_in_by_its_ids() {
     assert!(error.contains("a submission labels by the ids of categories"), "{error}");
     let (_, error) = expect_code(&mut yolo_train(dir.path(), &[&test[..10], &["nowhere/test.json"]].concat()), 2);
     assert!(error.contains("there is no folder nowhere"), "{error}");
-    let (_, error) =
-        expect_code(&mut yolo_train(dir.path(), &["val", "--weights", weights, "--data", "clips.yaml", "--group-by", "weather"]), 2);
+    let (out, error) = expect_code(&mut yolo_train(dir.path(), &[&test[..10], &["runs"]].concat()), 2);
+    assert!(error.contains("--submission runs: that is a folder") && !out.contains("by month"), "{out}{error}");
+    // Nor is anything decoded before.
+    let weather = ["val", "--weights", weights, "--data", "clips.yaml", "--group-by", "weather", "--cache", "disk"];
+    let (_, error) = expect_code(yolo_train(dir.path(), &weather).env("XDG_CACHE_HOME", dir.path().join("fresh")), 2);
     assert!(error.contains("`weather`") && error.contains("Temperature"), "{error}");
+    assert!(dir.path().join("fresh/bellows").is_dir() && !dir.path().join("fresh/bellows/images").exists());
     // A class that is no category is named; without it there is something to hand in.
     let names = own.replace("vehicle]", "vehicle, boat]");
     std::fs::write(dir.path().join("five.yaml"), names).unwrap();

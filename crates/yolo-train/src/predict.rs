@@ -8,13 +8,13 @@ use std::time::Instant;
 
 use bellows_cli::{Failure, Signals, Usage, join_pool, option, switch, text};
 use bellows_runs::results_dir;
-use bellows_yolo::WeightFile;
 use bellows_yolo::config::TrainConfig;
 use bellows_yolo::data::{Frame, Normalisation, Size, Stack};
 use bellows_yolo::metrics::NmsConfig;
 use bellows_yolo::plots::Ink;
 use bellows_yolo::predict::source::{Input, expand};
 use bellows_yolo::predict::{PredictConfig, Predictor};
+use bellows_yolo::{WeightFile, known_classes};
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgMatches, Command, value_parser};
 use serde_json::json;
@@ -123,6 +123,7 @@ pub(crate) fn run(matches: &ArgMatches, _: &Signals) -> Result<(), Failure> {
     let weights = WeightFile::read(&path)?;
     let config = share().settle(matches, &weights)?;
     images_are_alone(matches)?;
+    known_classes(config.classes.as_deref(), weights.names()).map_err(Usage)?;
     let tiling = tiling(matches)?;
     let device = device_to_use(&config)?;
     let whole = |name: &str| matches.get_one::<u32>(name).map_or(1, |&n| n as usize);
@@ -138,7 +139,7 @@ pub(crate) fn run(matches: &ArgMatches, _: &Signals) -> Result<(), Failure> {
     let [height, width] = text(matches, "imgsz").map_or(Ok([config.imgsz; 2]), |typed| sides(&typed))?.map(|side| side as u32);
     let look = PredictConfig { imgsz: Size { width, height }, batch: whole("batch"), nms, tiling };
     let predictor = Predictor::new(weights.detector(&device.device)?.fuse(&device.device), &device.device, look);
-    let results = Results::new(wanted(matches, &config)?, inputs.len(), weights.names().to_vec());
+    let results = Results::new(wanted(matches, &config)?, inputs.len(), weights.names().to_vec())?;
     let (results, clock) = walk(&predictor, &inputs, (whole("vid-stride") as u64, config.levels().alone(), config.stack()), results)?;
     results.end(clock.elapsed().as_secs_f64())
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use bellows_cli::{Bar, Context, Exit, Failure, Signals, Usage, join_pool, note, option, say, switch, text};
 use bellows_learner::{EvalContext, Shared};
 use bellows_runs::{results_dir, write_atomic_with};
-use bellows_yolo::config::{Cache, TrainConfig};
+use bellows_yolo::config::{BatchSize, Cache, TrainConfig};
 use bellows_yolo::data::{DataError, Split};
 use bellows_yolo::metrics::table_header;
 use bellows_yolo::{
@@ -51,6 +51,7 @@ fn share() -> Share {
     ];
     Share::new(names, json!({ "name": "val" })).worded(&[
         ("imgsz", "Longer side of the images that are judged, in pixels, rounded up to a multiple of 32 [default: as trained]"),
+        ("batch", "Images that are computed at a time [default: 16]"),
         ("classes", "Judge these class indices only, as a list"),
         ("save_json", "Write the detections as COCO predictions.json [default: false]"),
         (
@@ -91,6 +92,14 @@ pub(crate) fn command() -> Command {
         .arg(switch("json", "Print one JSON object on stdout, and what is for people on stderr"))
 }
 
+/// Refuses a part of the device's memory, which only training is planned for.
+fn batch_is_said(batch: BatchSize) -> Result<(), Usage> {
+    match batch {
+        BatchSize::Images(_) => Ok(()),
+        BatchSize::Memory(_) => Err(Usage("--batch: val plans nothing for the device's memory; say how many images".into())),
+    }
+}
+
 pub(crate) fn run(matches: &ArgMatches, _: &Signals) -> Result<(), Failure> {
     let tell_people: fn(&str) = if matches.get_flag("json") { note } else { say };
     let path = weights_path(matches)?;
@@ -100,6 +109,7 @@ pub(crate) fn run(matches: &ArgMatches, _: &Signals) -> Result<(), Failure> {
     if config.data.is_empty() {
         return Err(Usage("--data FILE is required: a data.yaml that names the images and classes (see --help)".into()).into());
     }
+    batch_is_said(config.batch)?;
     let split = match text(matches, "split").as_deref() {
         Some("train") => Split::Train,
         Some("test") => Split::Test,
@@ -109,18 +119,23 @@ pub(crate) fn run(matches: &ArgMatches, _: &Signals) -> Result<(), Failure> {
     if tiling.is_some() && config.cache != Cache::Off {
         return Err(Usage("--tile cuts images as they are: --cache, which keeps them at imgsz, cannot be given with it".into()).into());
     }
-    let template = text(matches, "submission-template").map(|file| Template::read(Path::new(&file))).transpose()?;
-    let device = device_to_use(&config)?;
-    let model = weights.detector(&device.device)?.fuse(&device.device);
-    let mut data = watched(tell_people, |progress| SplitData::open(&config, split, model.channels(), progress))?;
     let submitted = text(matches, "submission").map(PathBuf::from);
     if let Some(file) = &submitted {
-        let entries = can_submit(&data.set, &data.names, config.classes.as_deref(), template.as_ref())?;
-        data.lines.extend(template.is_some().then(|| differs(&entries)));
         let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        if file.is_dir() {
+            return Err(Usage(format!("--submission {}: that is a folder, and a file is to be written", file.display())).into());
+        }
         if !folder.is_dir() {
             return Err(Usage(format!("--submission {}: there is no folder {}", file.display(), folder.display())).into());
         }
+    }
+    let template = text(matches, "submission-template").map(|file| Template::read(Path::new(&file))).transpose()?;
+    let device = device_to_use(&config)?;
+    let model = weights.detector(&device.device)?.fuse(&device.device);
+    let mut data = watched(tell_people, |progress| SplitData::find(&config, split, model.channels(), progress))?;
+    if submitted.is_some() {
+        let entries = can_submit(&data.set, &data.names, config.classes.as_deref(), template.as_ref())?;
+        data.lines.extend(template.is_some().then(|| differs(&entries)));
     }
     if submitted.is_some() || config.save_json {
         data.set = data.set.keeping_detections();
@@ -130,6 +145,7 @@ pub(crate) fn run(matches: &ArgMatches, _: &Signals) -> Result<(), Failure> {
     must_fit(&weights, &data.names, &config, &path)?;
     // What an hour has found must have a place to go to.
     let folder = results_dir(Path::new(&config.project), &config.name, config.exist_ok)?;
+    watched(tell_people, |progress| data.decode(&config, progress))?;
 
     let mut bar = Bar::new("validating ", 0).through(tell_people);
     let mut progress = |done, total| bar.show(table_header, done, total);
@@ -213,4 +229,15 @@ fn must_fit(weights: &WeightFile, names: &[String], config: &TrainConfig, path: 
     }
     note(&format!("warning: classes by index are called {ours:?} in the weights and {theirs:?} in the data"));
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_of_the_memory_is_no_batch() {
+        let refused = |batch| batch_is_said(batch).is_err();
+        assert_eq!([BatchSize::Images(16), BatchSize::Memory(0.6)].map(refused), [false, true]);
+    }
 }

@@ -38,7 +38,7 @@ pub use page::Page;
 pub use predictions::Predictions;
 pub use preprocessing::Preprocessing;
 pub use rect::Rect;
-pub use source::{Progress, SplitData, TrainingData, network};
+pub use source::{Progress, SplitData, TrainingData, known_classes, network};
 pub use submission::{Submitted, can_submit, write_submission};
 pub use task::{DetectionTask, METRICS};
 pub use template::Template;

@@ -221,15 +221,16 @@ pub struct SplitData {
     pub names: Vec<String>,
     /// What a person wants to know about the data.
     pub lines: Vec<String>,
+    undecoded: Option<(Arc<YoloDataset>, Vec<Option<u32>>)>,
 }
 
 impl SplitData {
-    /// The images of `split`, for a network with `channels` input channels. Levels of 16-bit images are `config.range` if that is given (a trained model's is in its weights), else those that
+    /// The images of `split`, still in their files ([`decode`](Self::decode) is to follow, once it is known what is asked of them), for a network with `channels` input channels. Levels of 16-bit images are `config.range` if that is given (a trained model's is in its weights), else those that
     /// training would take.
     ///
     /// # Errors
     /// Whatever [`crate::data`] refuses, with file and line; a split that is not named.
-    pub fn open(config: &TrainConfig, split: Split, channels: usize, progress: Progress<'_>) -> Result<Self, DataError> {
+    pub fn find(config: &TrainConfig, split: Split, channels: usize, progress: Progress<'_>) -> Result<Self, DataError> {
         let (data, mut lines) = described(config, progress)?;
         if data.sources(split).is_empty() {
             return Err(DataError::Invalid(format!("{}: there is no `{}`", config.data, split.key())));
@@ -245,19 +246,42 @@ impl SplitData {
         let normalisation = config.levels().resolve(measured.as_ref().unwrap_or(&scan), cache_dir().as_deref())?;
         lines.extend(deep.then(|| levels_line(normalisation)));
         let (ids, meta, areas, before) = (scan.ids().clone(), scan.meta.clone(), scan.areas().clone(), frames_before(config, &scan));
-        let set = YoloDataset::new(scan.bare(), gray_or(config, channels as u32), normalisation);
-        let sizes = set.sizes();
+        let images = Arc::new(YoloDataset::new(scan.bare(), gray_or(config, channels as u32), normalisation));
+        let sizes = images.sizes();
         let names = class_names(config, &data);
-        let set = stacked(config, cached(config, Arc::new(set), progress)?, &before);
-        let set = ValSet::with_sizes(set, sizes).with_ids(ids).with_meta(meta).with_areas(areas);
+        let set = ValSet::with_sizes(stacked(config, images.clone(), &before), sizes).with_ids(ids).with_meta(meta).with_areas(areas);
         set.groupings(config.group_by.as_deref().unwrap_or_default())?;
-        Ok(Self { set, names, lines })
+        Ok(Self { set, names, lines, undecoded: Some((images, before)) })
+    }
+
+    /// Keeps decoded images where `cache` says; done again it does nothing.
+    ///
+    /// # Errors
+    /// An image that cannot be read, too little memory or disk.
+    pub fn decode(&mut self, config: &TrainConfig, progress: Progress<'_>) -> Result<(), DataError> {
+        if let Some((images, before)) = self.undecoded.take() {
+            self.set.set_data(stacked(config, cached(config, images, progress)?, &before));
+        }
+        Ok(())
+    }
+}
+
+/// That each of the `classes` asked for is one of these.
+///
+/// # Errors
+/// A sentence that names the first which is not.
+pub fn known_classes(classes: Option<&[u32]>, names: &[String]) -> Result<(), String> {
+    let count = names.len();
+    match classes.unwrap_or_default().iter().find(|&&class| class as usize >= count) {
+        Some(class) => Err(format!("classes: {class} is not one of the {count} classes (0..{})", count.saturating_sub(1))),
+        None => Ok(()),
     }
 }
 
 /// The data set that `config.data` names, drawn if it says so, and what there is to say about it.
 fn described(config: &TrainConfig, progress: Progress<'_>) -> Result<(DataConfig, Vec<String>), DataError> {
     let data = DataConfig::load(Path::new(&config.data), config.allow_outside.as_deref().unwrap_or_default())?;
+    known_classes(config.classes.as_deref(), &data.names).map_err(DataError::Invalid)?;
     let mut lines: Vec<String> = data.notes.iter().map(|note| format!("warning: {note}")).collect();
     let drawn = |done, total| progress("drawing sample frames", done, total);
     if let Some(Generated::Written(n)) = data.generator.as_ref().map(|spec| generate(spec, &data.root, &drawn)).transpose()? {
@@ -522,6 +546,13 @@ mod tests {
 
     use super::*;
     use crate::data::SampleSpec;
+
+    #[test]
+    fn classes_that_are_not_there_are_named() {
+        let names = ["cat", "dog"].map(String::from);
+        assert_eq!(known_classes(Some(&[1, 2]), &names), Err("classes: 2 is not one of the 2 classes (0..1)".into()));
+        assert!(known_classes(Some(&[1, 0]), &names).is_ok() && known_classes(None, &names).is_ok());
+    }
 
     #[test]
     fn what_was_found_is_decoded_once_and_nothing_is_looked_for_again() {

@@ -132,6 +132,7 @@ fn write(
     progress: &(dyn Fn(&str, u64, u64) + Sync),
 ) -> Result<Converted, DataError> {
     // What is held out of training is not a split of the source.
+    let held_out = config.hold_out;
     let config = DataConfig { hold_out: false, ..config.clone() };
     let single = config.train.is_empty();
     let mut made = Converted::default();
@@ -154,7 +155,13 @@ fn write(
         }
         made.images += found.len();
         made.objects += found.all_labels().len();
-        written.push(name);
+        written.push((name, name));
+    }
+    // Splits of the same images, such as a `val` that is `train`, stay so.
+    let own = config.splits();
+    for split in Split::ALL.into_iter().filter(|split| !held_out && !single && !own.contains(split)) {
+        let same = own.iter().find(|other| !config.sources(split).is_empty() && config.sources(**other) == config.sources(split));
+        written.extend(same.map(|other| (split.key(), other.key())));
     }
     let (settings, left_out) = suitable(&config, form);
     let told = || format!("left out of `settings`, for nothing in the copy says what they go by: {}", left_out.join(", "));
@@ -312,16 +319,17 @@ fn coco_text(found: &Scan, placed: &[String], names: &[String], out: &mut impl W
 
 /// `data.yaml`, last: what has one is complete. JSON is YAML. It says no `path`: the folder it stands in is what both programs take then, and
 /// a `.` is the current directory to Ultralytics.
-fn describe(config: &DataConfig, form: Form, images: Images, root: &Path, splits: &[&str]) -> Result<(), DataError> {
+/// Writes `data.yaml`; `splits` are their keys and the names of their folders.
+fn describe(config: &DataConfig, form: Form, images: Images, root: &Path, splits: &[(&str, &str)]) -> Result<(), DataError> {
     let mut text = String::new();
     if images == Images::None {
         text.push_str("# The images are not here: they stayed where they were, and were given these names.\n");
     }
-    for split in splits {
+    for (split, name) in splits {
         text.push_str(&match form {
-            Form::Yolo => format!("{split}: images/{split}\n"),
-            Form::Shards(_) => format!("{split}: {split}\n"),
-            Form::Coco => format!("{split}: {{annotations: annotations/{split}.json, images: images/{split}}}\n"),
+            Form::Yolo => format!("{split}: images/{name}\n"),
+            Form::Shards(_) => format!("{split}: {name}\n"),
+            Form::Coco => format!("{split}: {{annotations: annotations/{name}.json, images: images/{name}}}\n"),
         });
     }
     if config.channels != 3 {

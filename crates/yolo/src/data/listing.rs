@@ -151,6 +151,7 @@ pub(crate) fn images(config: &DataConfig, split: Split, cache_dir: Option<&Path>
             read_list(config, &path, &mut listing.entries)?;
         }
     }
+    prefer_beside(config, &mut listing.entries);
     resolve_labels(config, &mut listing.entries)?;
     if listing.packed.is_none() {
         sort(&mut listing)?;
@@ -325,7 +326,10 @@ fn read_list(config: &DataConfig, list: &Path, found: &mut Vec<Entry>) -> Result
     if length > MAX_LIST_BYTES {
         return Err(DataError::Invalid(format!("{}: {length} bytes; a list of images has at most {MAX_LIST_BYTES}", list.display())));
     }
-    let text = std::fs::read_to_string(list).map_err(DataError::io(list))?;
+    let text = String::from_utf8(std::fs::read(list).map_err(DataError::io(list))?).map_err(|_| {
+        let kinds = "a split is a folder, a list of images as UTF-8 text, or a COCO .json, and this is none of them";
+        DataError::Invalid(format!("{}: {kinds}", list.display()))
+    })?;
     let beside = list.parent().unwrap_or(Path::new("."));
     let (mut folders, mut labels) = (Folders::new(), HashMap::new());
     for line in text.trim_start_matches('\u{feff}').lines().map(str::trim).filter(|l| !l.is_empty()) {
@@ -360,6 +364,24 @@ fn label_as_named(named: &Path, real: &Path) -> Option<PathBuf> {
     let label = label_path(&std::path::absolute(named).ok()?);
     let by_name = label.parent()?.canonicalize().ok()?.join(label.file_name()?);
     (by_name != label_path(real)).then_some(by_name)
+}
+
+/// Of images that no folder `images` of the data set holds, but one above its root does, label files beside them go before those that this one leads to: the
+/// data set may have been put below a folder of that name.
+fn prefer_beside(config: &DataConfig, entries: &mut [Entry]) {
+    let root = config.root.canonicalize().unwrap_or_else(|_| config.root.clone());
+    let in_images = |path: &Path| path.components().any(|c| c.as_os_str() == "images");
+    if !in_images(&root) {
+        return;
+    }
+    let by_place = entries.par_iter_mut().filter(|entry| entry.coco.is_none() && entry.sample.is_none() && entry.label.is_none());
+    by_place.for_each(|entry| {
+        let folder = entry.image.strip_prefix(&root).ok().and_then(Path::parent);
+        let beside = entry.image.with_extension("txt");
+        if folder.is_some_and(|folder| !in_images(folder)) && beside.is_file() {
+            entry.label = Some(beside.into_boxed_path());
+        }
+    });
 }
 
 /// Label files by the names of their images become real ones that may be read; those that are not there are forgotten.
@@ -424,6 +446,11 @@ mod tests {
             list("train: [list.txt, images/sub]\nval: v\nnc: 1\n").unwrap(),
             ["images/b.JPG", "images/gone.jpg", "images/sub/a.png", "x.jpg"]
         );
+        for (name, bytes) in [("list.txt", &b"\xff\xfei\0m\0"[..]), ("images/b.JPG", b"\xff\xd8\xff")] {
+            std::fs::write(root.join(name), bytes).unwrap();
+            let error = list(&format!("train: {name}\nval: v\nnc: 1\n")).unwrap_err().to_string();
+            assert!(error.contains("a list of images as UTF-8 text"), "{error}");
+        }
         std::fs::write(root.join("list.txt"), "/etc/passwd\n").unwrap();
         assert!(matches!(list("train: list.txt\nval: v\nnc: 1\n"), Err(DataError::Outside { .. })));
         let error = list("train: gone\nval: v\nnc: 1\ndownload: |\n  touch pwned\n").unwrap_err().to_string();

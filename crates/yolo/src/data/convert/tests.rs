@@ -49,6 +49,27 @@ fn source(root: &Path) -> DataConfig {
     open(&root.join("data.yaml"))
 }
 
+/// As small sets for trying things out have it: the copy judges by what it learns from, too.
+#[test]
+fn a_val_that_is_train_stays_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    std::fs::create_dir(at("source")).unwrap();
+    source(&at("source"));
+    let all = "{annotations: all.json, images: frames}";
+    std::fs::write(at("source/data.yaml"), format!("train: {all}\nval: {all}\ntest: {all}\n")).unwrap();
+    for (name, form) in [("yolo", Form::Yolo), ("coco", Form::Coco), ("shards", Form::Shards(Packing { samples: 2, shuffle: false }))] {
+        let made = into(&open(&at("source/data.yaml")), form, Images::Copy, &at(name)).unwrap();
+        let copy = open(&at(name).join("data.yaml"));
+        assert!(made.images == 3 && !copy.hold_out && copy.splits() == [Split::Train], "{name}");
+        assert!([Split::Val, Split::Test].iter().all(|&split| copy.sources(split) == copy.sources(Split::Train)), "{name}");
+    }
+    // What is held out is said by nothing.
+    std::fs::write(at("source/data.yaml"), format!("train: {all}\n")).unwrap();
+    into(&open(&at("source/data.yaml")), Form::Yolo, Images::Copy, &at("held out")).unwrap();
+    assert!(open(&at("held out/data.yaml")).hold_out);
+}
+
 #[test]
 fn coco_to_yolo_and_back_gives_the_same_boxes() {
     let dir = tempfile::tempdir().unwrap();

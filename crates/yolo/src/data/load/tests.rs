@@ -8,15 +8,20 @@ use crate::data::{ScanOptions, Split, scan};
 
 const IMAGES: usize = 12;
 
-struct Tree(tempfile::TempDir);
+/// A folder, and where in it the export lies.
+struct Tree(tempfile::TempDir, &'static str);
 
 impl Tree {
     fn new() -> Self {
-        Self(tempfile::tempdir().unwrap())
+        Self::below("")
+    }
+
+    fn below(folder: &'static str) -> Self {
+        Self(tempfile::tempdir().unwrap(), folder)
     }
 
     fn root(&self) -> PathBuf {
-        self.0.path().join("export")
+        self.0.path().join(self.1).join("export")
     }
 
     fn write(&self, name: &str, bytes: impl AsRef<[u8]>) {
@@ -125,6 +130,16 @@ fn cvat() {
         tree.is_held_out("");
         tree.is_held_out("obj.data");
     }
+    // Below a folder that is called as those of images are in other layouts.
+    let tree = Tree::below("images/of/all");
+    tree.yolo("obj_train_data", "obj_train_data");
+    tree.write("obj.data", "classes = 2\ntrain = train.txt\nnames = obj.names\n");
+    tree.write("obj.names", "cat\ndog\n");
+    tree.list("train.txt", "obj_train_data/");
+    let others = tree.0.path().join("labels/of/all/export/obj_train_data");
+    std::fs::create_dir_all(&others).unwrap();
+    std::fs::write(others.join("03.txt"), "0 0.1 0.1 0.1 0.1\n").unwrap();
+    tree.is_held_out("");
     // Class names may lie elsewhere, where that is allowed.
     let tree = Tree::new();
     tree.yolo("obj_train_data", "obj_train_data");

@@ -367,6 +367,21 @@ fn a_template_that_asks_for_the_date_has_the_same_one_every_day() {
     assert!(rendered("{{ strftime_now('%Q') }}").unwrap_err().contains("strftime_now knows no %Q"));
 }
 
+/// As transformers has it, where it is not said whether to think the template decides, such as one whose thoughts are off unless asked for.
+#[test]
+fn thoughts_that_nobody_spoke_of_are_the_templates_to_decide() {
+    let tokenizer = support::tiny();
+    let source = "{%- if not enable_thinking is defined %}{%- set enable_thinking = false %}{%- endif %}{%- if enable_thinking %}Think.{%- endif %}\
+                  {%- for m in messages %}{{ m.content }}{%- endfor %}{{ {'b': 1, 'a': 'é'} | tojson(separators=(',', ':'), sort_keys=True) }}";
+    let template = Template::Jinja(Jinja::new(source, &tokenizer).unwrap());
+    let conversation = Conversation { messages: vec![Message::new(Role::User, "a")], ..Conversation::default() };
+    let render = |thinking| template.render(&conversation, RenderOptions { thinking, ..RenderOptions::default() }).unwrap();
+    let tail = r#"a{"a":"é","b":1}"#;
+    assert_eq!([None, Some(false), Some(true)].map(render), [tail.to_owned(), tail.to_owned(), format!("Think.{tail}")]);
+    let unknown = Jinja::new("{{ messages | tojson(skipkeys=True) }}", &tokenizer).unwrap();
+    assert!(Template::Jinja(unknown).render(&conversation, RenderOptions::default()).is_err(), "what is not done is told");
+}
+
 /// A template with turns of its own.
 const BRACKETS: &str =
     "{% for m in messages %}[{{ m.role }}]{{ m.content }}<|endoftext|>{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}";

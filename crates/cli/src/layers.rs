@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use bellows_exit::Exit;
-use bellows_runs::{find_latest_run, read_bounded, run_of, write_atomic};
+use bellows_runs::{RunDir, find_latest_run, read_bounded, run_of, write_atomic};
 use bellows_settings::{Layer, Setting, yaml_fault};
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -75,6 +75,7 @@ pub fn resumed(
     let project = typed.as_ref().and_then(Value::as_str).unwrap_or(project);
     let latest = || find_latest_run(Path::new(project)).ok_or_else(|| Usage(format!("--resume: no run with checkpoints under {project}")));
     let dir = which.map_or_else(latest, |part| Ok(run_of(part).to_owned()))?;
+    which.map_or(Ok(()), |part| is_newest(part, &dir))?;
     let config = dir.join(CONFIG);
     let mut begun = yaml_layer(&config)?;
     begun.values.remove("command");
@@ -101,6 +102,21 @@ pub fn resumed(
     }
     said.insert(0, begun);
     Ok(Resumed { dir, layers: said, ranks })
+}
+
+/// Refuses a checkpoint of the run that is not its newest, which is where a run goes on.
+fn is_newest(part: &Path, run: &Path) -> Result<(), Usage> {
+    let named = part.strip_prefix(run.join("checkpoints")).ok().and_then(|rest| rest.components().next());
+    let step = named.and_then(|name| name.as_os_str().to_str()?.strip_prefix("step-")?.split('-').next()?.parse::<u64>().ok());
+    match (step, RunDir::at(run).newest_step()) {
+        (Some(step), Some(newest)) if step < newest => {
+            let reason = format!(
+                "a run goes on from its newest checkpoint, which is of step {newest}: move the newer ones away to go back to step {step}"
+            );
+            Err(Usage(format!("--resume {}: {reason}", part.display())))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Takes a setting out of all layers; its value is that of the last one that has it.
@@ -175,6 +191,21 @@ mod tests {
         assert_eq!(refused(Some("workers: 4\nlr0: 0.02\n"), json!({})), format!("a.yaml: `lr0` {stands}"));
         assert_eq!(refused(None, json!({ "lr0": 0.02 })), format!("--lr0 {stands}"));
         assert_eq!(refused(None, json!({ "close-mosaic": 3 })), format!("--close-mosaic {stands}"), "nothing is known of it");
+    }
+
+    #[test]
+    fn an_older_checkpoint_is_not_taken_for_the_newest() {
+        let run = run("lr0: 0.01\n");
+        for name in ["step-000000003", "step-000000006", "step-000000006-2"] {
+            std::fs::create_dir_all(run.path().join("checkpoints").join(name)).unwrap();
+        }
+        let flags = Layer { origin: "command line".into(), values: Map::new() };
+        let go_on = |part: &str| resumed(Some(&run.path().join(part)), None, &flags, "runs", &[], |_| None).map(|on| on.dir);
+        let refused = go_on("checkpoints/step-000000003/state.json").unwrap_err().to_string();
+        assert!(refused.contains("newest checkpoint, which is of step 6") && refused.contains("to step 3"), "{refused}");
+        for part in ["checkpoints/step-000000006", "checkpoints/step-000000006-2", "checkpoints", "weights/last.safetensors", ""] {
+            assert_eq!(go_on(part).unwrap().components().as_path(), run.path(), "{part}");
+        }
     }
 
     #[test]

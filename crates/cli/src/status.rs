@@ -13,7 +13,7 @@ use bellows_runs::{Beat, RunDir, began, find_latest_run, is_alive, read_beat, ru
 use clap::{Arg, ArgMatches, Command};
 use serde_json::{Value, json};
 
-use crate::signals::terminate;
+use crate::signals::{terminate, wake};
 use crate::{Failure, Usage, option, rate, reader_has_gone, say, switch, text};
 
 /// Between two looks of `--follow`.
@@ -112,6 +112,7 @@ pub fn stopping(matches: &ArgMatches, project: &str) -> Result<(), Failure> {
     };
     say(&format!("{}: asking process {pid} to stop after this step", run.path().display()));
     terminate(pid).map_err(|error| deaf(&run, pid, &error))?;
+    [Some(pid), state.holder.flatten()].into_iter().flatten().for_each(wake);
     loop {
         let state = State::of(&run);
         if !state.lives() {

@@ -1,11 +1,12 @@
 //! `generate` and `chat`: the model's words as they come.
 
-use std::io::BufRead;
+use std::io::{BufRead, ErrorKind};
 use std::path::Path;
 
 use bellows_chat::{Conversation, Message, RenderOptions, Role, Template, Tokenizer, encode_prompt};
 use bellows_cli::{Context, Exit, Failure, Usage, join_pool, note, pick_device, print, say};
 use bellows_device::{ProbeOptions, Work};
+use bellows_learner::memory::Place;
 use bellows_qwen::base::{Base, BaseError};
 use bellows_qwen::generate::{Sampling, generate, stop_ids};
 use bellows_qwen::grow;
@@ -18,6 +19,9 @@ use burn::tensor::Device;
 
 use crate::args::SpeakArgs;
 use crate::prove::prove;
+
+/// The part of the free memory that a model's weights may take.
+const ROOM: f64 = 0.7;
 
 pub(crate) fn speak(args: &SpeakArgs) -> Result<(), Failure> {
     args.sampling.over(&Sampling::default()).check()?;
@@ -32,7 +36,7 @@ pub(crate) fn speak(args: &SpeakArgs) -> Result<(), Failure> {
     let base = open(&args.model, args.adapter.as_deref(), args.offline, BaseDtype::Auto, &selected.device)?;
     prove(&base.model, &base.config, RunPrecision::F32, &selected)?;
     let device = selected.device;
-    let options = RenderOptions { thinking: args.thinking, ..RenderOptions::default() };
+    let options = RenderOptions { thinking: (!args.thinking).then_some(false), ..RenderOptions::default() };
     let system = args.system.iter().map(|text| Message::new(Role::System, text.clone()));
     let mut conversation = Conversation { messages: system.collect(), ..Conversation::default() };
     if let Some(prompt) = args.prompt.as_ref().filter(|_| args.raw) {
@@ -48,7 +52,9 @@ pub(crate) fn speak(args: &SpeakArgs) -> Result<(), Failure> {
     }
     say("Type a message; an empty line ends the chat.");
     for line in std::io::stdin().lock().lines() {
-        let line = line.context(Exit::Failed, "reading what you type")?;
+        // What is no text is who typed it to mend.
+        let is_text = line.as_ref().err().is_none_or(|error| error.kind() != ErrorKind::InvalidData);
+        let line = line.context(if is_text { Exit::Failed } else { Exit::Usage }, "reading what you type")?;
         if line.trim().is_empty() {
             break;
         }
@@ -60,9 +66,16 @@ pub(crate) fn speak(args: &SpeakArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A model with its adapter, if there is one, and then the tokenizer and the template that the adapter was trained with.
+/// A model with its adapter, if there is one, and then the tokenizer and the template that the adapter was trained with. A GGUF's blocks, which take twice the
+/// time for each word, are kept where there is no room for all of it in f32, and on cards.
 pub(crate) fn open(model: &str, adapter: Option<&Path>, offline: bool, dtype: BaseDtype, device: &Device) -> Result<Base, Failure> {
-    let mut base = Base::open_as(&locate(model, offline, &mut note)?, dtype, device)?;
+    let (path, place) = (locate(model, offline, &mut note)?, Place::of(device));
+    let dense = Base::in_f32(&path).filter(|_| dtype == BaseDtype::Auto);
+    let keeps = dense.filter(|dense| place == Place::Card || place.room(None).is_some_and(|room| *dense > ROOM * room));
+    if let Some(dense) = keeps {
+        note(&format!("the model stays in the blocks of its file: in f32 it would take {:.1} GB", dense / 1e9));
+    }
+    let mut base = Base::open_for(&path, [dtype; 2], keeps.is_some(), device)?;
     if let Some(dir) = adapter {
         adopt_tokenizer(&mut base, dir)?;
         let (config, tensors) = peft::read(dir)?;

@@ -171,7 +171,12 @@ fn ends_in(name: &str, ending: &str) -> bool {
 }
 
 fn whole(pattern: &str) -> Result<Regex, AdapterError> {
-    let bad = |e: regex::Error| AdapterError::Pattern { pattern: pattern.into(), reason: e.to_string() };
+    // The parser's picture of the place is behind its last line.
+    let bad = |e: regex::Error| {
+        let told = e.to_string();
+        let reason = told.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned();
+        AdapterError::Pattern { pattern: pattern.into(), reason }
+    };
     Regex::new(&format!("^(?:{pattern})$")).map_err(bad)
 }
 
@@ -213,24 +218,24 @@ impl LoraConfig {
     /// # Errors
     /// A target or module that the model does not have, or settings that cannot be met.
     pub fn apply(&self, model: CausalLm, seed: u64) -> Result<CausalLm, AdapterError> {
+        if let Targets::Names(names) = &self.target_modules
+            && let Some(name) = names.iter().find(|n| !model.linears().any(|(name, _)| ends_in(&name, n)))
+        {
+            return Err(AdapterError::NoTarget(name.clone()));
+        }
         self.apply_with(model, |spec, weight, _| Ok::<_, AdapterError>(Lora::new(spec, &weight.stored(), seed))).map(settled)
     }
 
-    /// The same with adapters from `make`, which gets the map's weight and name.
+    /// The same with adapters from `make`, which gets the map's weight and name. A list of targets may name some that this model lacks, as those of other
+    /// programs do: what a file has beyond the model's places is its reader's to refuse.
     ///
     /// # Errors
-    /// Those of [`apply`](Self::apply), and those of `make`.
+    /// Those of [`apply`](Self::apply) but for that, and those of `make`.
     pub fn apply_with<E: From<AdapterError>>(
         &self,
         mut model: CausalLm,
         mut make: impl FnMut(LoraSpec, &Weight, &str) -> Result<Lora, E>,
     ) -> Result<CausalLm, E> {
-        if let Targets::Names(names) = &self.target_modules {
-            let unknown = names.iter().find(|n| !model.linears().any(|(name, _)| ends_in(&name, n)));
-            if let Some(name) = unknown {
-                return Err(AdapterError::NoTarget(name.clone()).into());
-            }
-        }
         let (layers, mut any) = (model.model.layers.len(), false);
         if let Some(layer) = self.layers_to_transform.iter().find(|layer| **layer >= layers) {
             let reason = format!("layers_to_transform: there is no layer {layer}, this model has {layers}, counted from 0");

@@ -82,6 +82,14 @@ pub enum BaseError {
     /// A tensor that the device does not hand back.
     #[error(transparent)]
     Unread(#[from] Unread),
+    /// A part of a model.
+    #[error("{}: this is one of {parts} files of a model: join them with llama.cpp's `llama-gguf-split --merge`", path.display())]
+    Split {
+        /// The file.
+        path: PathBuf,
+        /// How many there are.
+        parts: u64,
+    },
     /// A tokenizer that knows more tokens than the model.
     #[error("{}: the tokenizer has ids up to {}, and the embedding {rows} rows", path.display(), tokens - 1)]
     Vocabulary {
@@ -110,6 +118,7 @@ impl Coded for BaseError {
             | Self::Config { .. }
             | Self::Io { .. }
             | Self::Load { .. }
+            | Self::Split { .. }
             | Self::Vocabulary { .. } => Exit::Usage,
         }
     }
@@ -172,7 +181,7 @@ impl Base {
         let (config, files, file) = if path.is_dir() {
             (Self::shape(path)?, Stored::open(path)?, path.join("config.json"))
         } else if path.is_file() {
-            let file = Gguf::open(path)?;
+            let file = whole(path)?;
             (config_of(&file).map_err(at(path.to_owned()))?, Stored::Gguf(file), path.to_owned())
         } else {
             return Err(BaseError::NotFound(path.display().to_string()));
@@ -201,7 +210,7 @@ impl Base {
     /// See [`BaseError`].
     pub fn shape(path: &Path) -> Result<ModelConfig, BaseError> {
         if path.is_file() {
-            return config_of(&Gguf::open(path)?).map_err(|source| BaseError::Config { path: path.to_owned(), source });
+            return config_of(&whole(path)?).map_err(|source| BaseError::Config { path: path.to_owned(), source });
         }
         if !path.is_dir() {
             return Err(BaseError::NotFound(path.display().to_string()));
@@ -326,9 +335,24 @@ impl Base {
         (times > 1.0).then(told)
     }
 
+    /// Bytes of the model in a `.gguf` file in f32; `None` of one whose layers are in no blocks.
+    pub fn in_f32(path: &Path) -> Option<f64> {
+        let files = Stored::open(path).ok().filter(|_| path.is_file())?;
+        (!files.kinds().is_empty()).then(|| 4.0 * files.values() as f64)
+    }
+
     /// ggml's numbers of the types of blocks that the layers' matrices of a `.gguf` file are in.
     pub fn kinds(path: &Path) -> Vec<u32> {
         Stored::open(path).map(|files| files.kinds()).unwrap_or_default()
+    }
+}
+
+/// A `.gguf` file that holds all of its model.
+fn whole(path: &Path) -> Result<Gguf, BaseError> {
+    let file = Gguf::open(path)?;
+    match file.metadata().get("split.count").and_then(bellows_weights::gguf::Value::as_u64) {
+        Some(parts) if parts > 1 => Err(BaseError::Split { path: path.to_owned(), parts }),
+        _ => Ok(file),
     }
 }
 

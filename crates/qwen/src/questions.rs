@@ -129,7 +129,7 @@ impl Words<'_> {
         let system = has(row, "system").then(|| text_of(row, "system")).transpose()?;
         let messages = system.map(|text| Message::new(Role::System, text)).into_iter().chain([Message::new(Role::User, prompt)]);
         let options = RenderOptions {
-            thinking: self.asking.thinking,
+            thinking: Some(self.asking.thinking),
             special_in_content: self.options.special_in_content,
             ..RenderOptions::default()
         };

@@ -33,6 +33,32 @@ fn an_expression_comes_back_as_the_maps_it_found() {
     assert!(peft::tensors(&again, &config).unwrap() == peft::tensors(&ours, &lora).unwrap());
 }
 
+/// PEFT trains on whichever names of a list there are.
+#[test]
+fn a_file_may_name_maps_that_this_model_lacks() {
+    let lora = LoraConfig { target_modules: Targets::parse("q_proj,v_proj"), ..LoraConfig::default() };
+    let ours = scatter(lora.apply(model(), 1).unwrap(), |name| name.contains(".lora."));
+    let dir = tempfile::tempdir().unwrap();
+    peft::write(dir.path(), &ours, &lora, None).unwrap();
+    let file = dir.path().join("adapter_config.json");
+    let mut written: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    written["target_modules"] = json!(["q_proj", "v_proj", "query_key_value"]);
+    std::fs::write(&file, written.to_string()).unwrap();
+    let (config, tensors) = peft::read(dir.path()).unwrap();
+    let again = peft::attach(model(), &config, tensors, dir.path()).unwrap();
+    assert_eq!(adapted(&again), adapted(&ours));
+    let (_, mut tensors) = peft::read(dir.path()).unwrap();
+    let beyond = tensors.values().next().unwrap().clone();
+    tensors.insert("base_model.model.model.layers.0.self_attn.query_key_value.lora_A.weight".into(), beyond);
+    let error = peft::attach(model(), &config, tensors, dir.path()).unwrap_err().to_string();
+    assert!(error.contains("query_key_value"), "{error}");
+    let own = LoraConfig { target_modules: Targets::parse("q_proj,query_key_value"), ..LoraConfig::default() };
+    assert!(own.apply(model(), 1).unwrap_err().to_string().contains("no map is named \"query_key_value\""));
+    let pattern = LoraConfig { target_modules: Targets::Pattern("(?!a).*".into()), ..LoraConfig::default() };
+    let error = pattern.apply(model(), 1).unwrap_err().to_string();
+    assert!(error.contains("look-around") && error.lines().count() == 1, "{error}");
+}
+
 #[test]
 fn what_is_missing_or_does_not_exist_is_named() {
     let far = LoraConfig { layers_to_transform: vec![0, 9], ..LoraConfig::default() };

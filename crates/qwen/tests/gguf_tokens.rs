@@ -28,6 +28,23 @@ fn written(path: &Path, facts: &[(&str, Option<Value>)]) {
 }
 
 #[test]
+fn a_part_of_a_model_is_told_as_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let [plain, path] = ["plain.gguf", "m-00001-of-00002.gguf"].map(|name| dir.path().join(name));
+    written(&plain, &[]);
+    let file = Gguf::open(&plain).unwrap();
+    let mut metadata = file.metadata().clone();
+    metadata.insert("split.count".into(), Value::U32(2));
+    let out = std::fs::File::create(&path).unwrap();
+    gguf::write::<WeightsError>(out, &metadata, file.tensors(), |name| file.tensor_f32(name)).unwrap();
+    for error in [Base::shape(&path).err(), Base::open(&path, &Device::flex()).err()] {
+        let error = error.unwrap().to_string();
+        assert!(error.contains("one of 2 files of a model") && error.contains("--merge"), "{error}");
+    }
+    assert!(Base::shape(&plain).is_ok());
+}
+
+#[test]
 fn texts_of_llama_3_begin_with_its_first_token_unless_the_file_says_otherwise() {
     let dir = tempfile::tempdir().unwrap();
     let (path, bos) = (dir.path().join("m.gguf"), 5);

@@ -227,7 +227,7 @@ fn go_renders_what_the_model_was_trained_with() {
                 continue;
             }
             for thinking in [true, false] {
-                let options = RenderOptions { generation_prompt: true, thinking, ..RenderOptions::default() };
+                let options = RenderOptions { generation_prompt: true, thinking: Some(thinking), ..RenderOptions::default() };
                 // Plain ChatML refuses tools, and Qwen2.5 has a system message of its own, which is the Modelfile's to give.
                 let headed = conversation.messages[0].role == Role::System;
                 let Ok(expected) = template.render(&conversation, options) else { continue };

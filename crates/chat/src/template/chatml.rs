@@ -102,7 +102,7 @@ impl ChatMl {
         }
         if options.generation_prompt {
             writer.begin("assistant", "\n", None);
-            if self.thinking && !options.thinking {
+            if self.thinking && options.thinking == Some(false) {
                 writer.push("<think>\n\n</think>\n\n", false, None, Part::Frame);
             }
         }

@@ -15,7 +15,7 @@ use super::calls::{all_written, with_arguments_as_text, with_null_beside_calls};
 use super::date::strftime_now;
 use super::marks::{BEGIN, BROKEN, END, is_mark, without_marks};
 use super::piece::{Part, Piece, RenderOptions};
-use super::python_json::dumps;
+use super::python_json::Style;
 use super::spans::{Span, said};
 use crate::conversation::{Conversation, Message, Role};
 use crate::{Fault, Tokenizer};
@@ -163,15 +163,17 @@ impl Jinja {
         options: RenderOptions,
     ) -> Result<String, Fault> {
         let has_tools = tools.as_array().is_some_and(|tools| !tools.is_empty());
-        let context = json!({
+        let mut context = json!({
             "messages": messages,
             "tools": if has_tools { tools.clone() } else { serde_json::Value::Null },
             "documents": null,
             "add_generation_prompt": generation_prompt,
-            "enable_thinking": options.thinking,
             "bos_token": self.bos,
             "eos_token": self.eos,
         });
+        if let Some(thinking) = options.thinking {
+            context["enable_thinking"] = thinking.into();
+        }
         let environment = environment()?;
         let template = environment.template_from_str(&self.runnable).map_err(fault)?;
         template.render(Value::from(Serde(&context))).map_err(fault)
@@ -308,14 +310,16 @@ fn environment() -> Result<Environment<'static>, Fault> {
     environment.add_filter("generation", |text: String| format!("{BEGIN}{text}{END}"));
     environment.add_filter("tojson", |value: Value, options: Kwargs| {
         let value = serde_json::to_value(&value).map_err(|error| Error::new(ErrorKind::BadSerialization, error.to_string()))?;
-        let indent: Option<usize> = options.get("indent")?;
-        let Some(indent) = indent else { return Ok(dumps(&value)) };
-        let spaces = " ".repeat(indent.min(16));
-        let mut out = Vec::new();
-        let format = serde_json::ser::PrettyFormatter::with_indent(spaces.as_bytes());
-        serde::Serialize::serialize(&value, &mut serde_json::Serializer::with_formatter(&mut out, format))
-            .map_err(|error| Error::new(ErrorKind::BadSerialization, error.to_string()))?;
-        Ok(String::from_utf8_lossy(&out).into_owned())
+        let separators: Option<Vec<String>> = options.get("separators")?;
+        let separators = separators.map(<[String; 2]>::try_from).transpose();
+        let style = Style {
+            indent: options.get::<Option<usize>>("indent")?.map(|spaces| spaces.min(16)),
+            separators: separators.map_err(|_| Error::new(ErrorKind::InvalidOperation, "`separators` are two texts"))?,
+            sort_keys: options.get::<Option<bool>>("sort_keys")?.unwrap_or_default(),
+            ensure_ascii: options.get::<Option<bool>>("ensure_ascii")?.unwrap_or_default(),
+        };
+        options.assert_all_used()?;
+        Ok(style.dumps(&value))
     });
     Ok(environment)
 }

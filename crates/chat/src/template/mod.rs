@@ -158,7 +158,7 @@ impl Tokenizer {
 
 /// Whether a built-in writes all that a model's own template writes, or refuses what the other leaves out.
 fn renders_the_same(built_in: &Template, own: &Template) -> bool {
-    let variants = [(false, true), (true, true), (true, false)];
+    let variants = [(false, None), (true, None), (true, Some(true)), (true, Some(false))];
     probes::all().iter().all(|conversation| {
         variants.into_iter().all(|(generation_prompt, thinking)| {
             let options = RenderOptions { generation_prompt, thinking, special_in_content: true };

@@ -29,14 +29,15 @@ pub struct Piece {
 pub struct RenderOptions {
     /// Ends with the beginning of an assistant's turn, for generation.
     pub generation_prompt: bool,
-    /// Of models that think: without, the generation prompt holds an empty thought already.
-    pub thinking: bool,
+    /// Of models that think: told not to, the generation prompt holds an empty thought already. Of a template of one's own it is `enable_thinking`, which is not
+    /// there if nothing is said, as in TRL: some think unless told not to, some only if told to.
+    pub thinking: Option<bool>,
     /// Special tokens written in the messages are taken for real, as `transformers` does. Off, they are text like any other.
     pub special_in_content: bool,
 }
 
 impl Default for RenderOptions {
     fn default() -> Self {
-        RenderOptions { generation_prompt: false, thinking: true, special_in_content: false }
+        RenderOptions { generation_prompt: false, thinking: None, special_in_content: false }
     }
 }

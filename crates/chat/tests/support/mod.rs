@@ -50,11 +50,7 @@ pub fn cases() -> Vec<Value> {
 }
 
 pub fn options(case: &Value) -> RenderOptions {
-    RenderOptions {
-        generation_prompt: case["prompt"].as_bool().unwrap(),
-        thinking: case["thinking"].as_bool().unwrap(),
-        special_in_content: false,
-    }
+    RenderOptions { generation_prompt: case["prompt"].as_bool().unwrap(), thinking: case["thinking"].as_bool(), special_in_content: false }
 }
 
 /// Every case of the templates that `template` has, as transformers renders it; at least so many.

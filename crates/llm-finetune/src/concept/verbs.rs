@@ -102,7 +102,8 @@ fn template(base: &Base) -> Result<Option<Template>, Failure> {
 fn answer(base: &Base, prompt: &str, tokens: usize, device: &Selected) -> Result<(), Failure> {
     let conversation = Conversation { messages: vec![Message::new(Role::User, prompt)], ..Conversation::default() };
     let template = template(base)?.ok_or_else(|| Usage("this model has no chat template".into()))?;
-    let ids = encode_prompt(&conversation, &base.tokenizer, &template, RenderOptions { thinking: false, ..RenderOptions::default() })?;
+    let ids =
+        encode_prompt(&conversation, &base.tokenizer, &template, RenderOptions { thinking: Some(false), ..RenderOptions::default() })?;
     let sampling = Sampling { max_new_tokens: tokens, temperature: 0.0, ..Sampling::default() };
     let stop = stop_ids(&base.config, &base.tokenizer, Some(&template));
     let new = generate(&base.model, &base.config, &ids, &sampling, &stop, &device.device, |_| true)?;

@@ -141,7 +141,7 @@ fn encode(prompt: &Example, tokenizer: &Tokenizer, template: Option<&Template>) 
     match template {
         // Of a model that thinks the answer is looked at, not the thought.
         Some(template) => {
-            let options = RenderOptions { thinking: false, ..RenderOptions::default() };
+            let options = RenderOptions { thinking: Some(false), ..RenderOptions::default() };
             Ok(encode_prompt(&conversation, tokenizer, template, options)?)
         }
         None => Ok(tokenizer.leading_bos().into_iter().chain(tokenizer.encode(text, false)?).collect()),

@@ -146,8 +146,8 @@ pub(super) fn prompts(template: &Template) -> Option<[String; 2]> {
     let said = [(Role::System, "s"), (Role::User, "a")];
     let said = if render(template, &said, false).is_some() { &said[..] } else { &said[1..] };
     let before = render(template, said, false)?;
-    let prompt = |thinking| Some(rendered(template, said, true, thinking)?.strip_prefix(&before)?.to_owned());
-    Some([prompt(true)?, prompt(false)?])
+    let prompt = |thinking: Option<bool>| Some(rendered(template, said, true, thinking)?.strip_prefix(&before)?.to_owned());
+    Some([prompt(None)?, prompt(Some(false))?])
 }
 
 /// The prompt in Go: `Think` is set where the runner was asked for thoughts, or for none.
@@ -159,10 +159,10 @@ pub(super) fn go_prompt([thinking, silent]: &[String; 2]) -> String {
 }
 
 fn render(template: &Template, said: &[Said<'_>], generation_prompt: bool) -> Option<String> {
-    rendered(template, said, generation_prompt, true)
+    rendered(template, said, generation_prompt, None)
 }
 
-fn rendered(template: &Template, said: &[Said<'_>], generation_prompt: bool, thinking: bool) -> Option<String> {
+fn rendered(template: &Template, said: &[Said<'_>], generation_prompt: bool, thinking: Option<bool>) -> Option<String> {
     let messages = said.iter().map(|(role, text)| Message::new(*role, *text)).collect();
     let options = RenderOptions { generation_prompt, thinking, ..RenderOptions::default() };
     template.render(&Conversation { messages, ..Conversation::default() }, options).ok()

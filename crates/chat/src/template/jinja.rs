@@ -5,6 +5,7 @@
 //! - Special tokens in the messages are broken by a mark before rendering and mended after the real ones have been found.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Serde, Value};
@@ -23,12 +24,15 @@ use crate::{Fault, Tokenizer};
 /// Instructions a template may run; a turn takes about a hundred.
 const FUEL: u64 = 10_000_000;
 
+/// What its environment knows a template by.
+const NAME: &str = "<string>";
+
 /// A chat template in Jinja, and the tokens it may write.
 #[derive(Debug, Clone)]
 pub struct Jinja {
     source: String,
-    /// The source with `{% generation %}` turned into a filter.
-    runnable: String,
+    /// The source as [`NAME`], compiled once: a chat is rendered again and again. In it `{% generation %}` is a filter.
+    environment: Arc<Environment<'static>>,
     marks_generation: bool,
     /// The special tokens, longest first.
     specials: Vec<String>,
@@ -48,17 +52,17 @@ impl Jinja {
         specials.sort_by(|a, b| b.len().cmp(&a.len()).then_with(|| a.cmp(b)));
         let written = |id: Option<u32>| id.and_then(|id| tokenizer.token(id)).unwrap_or_default();
         let (runnable, marks_generation) = generation_as_filter(source);
-        let jinja = Jinja {
+        let mut environment = environment()?;
+        environment.add_template_owned(NAME, runnable).map_err(fault)?;
+        Ok(Jinja {
             source: source.to_owned(),
-            runnable,
+            environment: Arc::new(environment),
             marks_generation,
             firsts: specials.iter().filter_map(|token| token.chars().next()).collect(),
             specials,
             bos: written(tokenizer.bos()),
             eos: written(tokenizer.eos()),
-        };
-        environment()?.template_from_str(&jinja.runnable).map_err(fault)?;
-        Ok(jinja)
+        })
     }
 
     /// The template's text.
@@ -174,8 +178,7 @@ impl Jinja {
         if let Some(thinking) = options.thinking {
             context["enable_thinking"] = thinking.into();
         }
-        let environment = environment()?;
-        let template = environment.template_from_str(&self.runnable).map_err(fault)?;
+        let template = self.environment.get_template(NAME).map_err(fault)?;
         template.render(Value::from(Serde(&context))).map_err(fault)
     }
 

@@ -6,7 +6,7 @@
 //! Words that are no habit of there are left as they are.
 
 use bellows_settings::{Layer, unknown};
-use bellows_yolo::config::{SETTINGS, TrainConfig};
+use bellows_yolo::config::{OF_AUTO, SETTINGS, TrainConfig};
 use clap::{Arg, ArgAction, Command};
 use serde_json::{Map, Value};
 
@@ -32,9 +32,6 @@ const NOT_HERE: &[(&str, &str)] = &[
     ("copy-cfg", "is not needed: a run writes its settings to config.yaml, which works as --config"),
     ("settings", "there are none beside those of a run: `yolo-train --help` tells them"),
 ];
-
-/// Settings that `optimizer: auto` chooses, and says so where somebody else has.
-const OF_AUTO: [&str; 3] = ["lr0", "momentum", "warmup_bias_lr"];
 
 /// A command line in this program's words.
 #[derive(Debug, Default, PartialEq)]
@@ -73,15 +70,12 @@ pub(crate) fn translated(typed: &[String], command: &Command) -> Result<Words, S
     };
     let mut result = Words { words: named, notes: Vec::new() };
     let words = resumed(words);
-    let says = |ours: &str, keys: &[&str]| {
-        words.iter().any(|word| match word {
-            Word::Ours(word) => word.starts_with(ours),
-            Word::Pair(key, value) => keys.contains(&key.as_str()) && !value.eq_ignore_ascii_case("none"),
-        })
-    };
-    let (goes_on, has_file) = (says("--resume", &["resume"]), says("--config", &["config", "cfg"]));
-    // The settings of a run that goes on stay, and a rate that nobody has said is not to be told of as one beside `optimizer: auto`.
-    let usual = |key: &str| usual(key).filter(|_| mode == TRAIN && !goes_on && (has_file || !OF_AUTO.contains(&key)));
+    let goes_on = words.iter().any(|word| match word {
+        Word::Ours(word) => word.starts_with("--resume"),
+        Word::Pair(key, value) => key == "resume" && !value.eq_ignore_ascii_case("none"),
+    });
+    // The settings of a run that goes on stay.
+    let usual = |key: &str| usual(key).filter(|_| mode == TRAIN && !goes_on);
     for word in words {
         match word {
             Word::Ours(word) => result.words.push(word),
@@ -244,12 +238,14 @@ fn flag(verb: &Command, mode: &str, key: &str, value: &str, usual: &dyn Fn(&str)
     }
 }
 
-/// What the flag of a training setting says to take back what a file says: its default, or `none` where that is no value; nothing where neither is one.
+/// What the flag of a training setting says to take back what a file says: its default, or `none` where that is no value or `optimizer: auto` has its
+/// own; nothing where neither is one.
 fn usual(key: &str) -> Option<String> {
     let setting = SETTINGS.iter().find(|setting| setting.key() == key)?;
     let usual = TrainConfig::default();
     let text = match &serde_json::to_value(&usual).ok()?[setting.name] {
         Value::Null => "none".to_string(),
+        _ if OF_AUTO.contains(&key) => "none".to_string(),
         Value::String(text) => text.clone(),
         Value::Array(list) => list.iter().map(Value::to_string).collect::<Vec<_>>().join(","),
         other => other.to_string(),
@@ -343,11 +339,11 @@ mod tests {
             assert_eq!(line(typed), "--resume=r/last.pt --config=a.yaml", "a run that goes on keeps its own");
         }
         assert_eq!(line("resume=None name=None"), "--name=train");
-        assert_eq!(line("lr0=None name=None cfg=None"), "--name=train", "nobody has said a rate");
-        assert_eq!(line("lr0=None cfg=a.yaml"), "--lr0=0.01 --config=a.yaml");
-        assert_eq!(line("--config a.yaml lr0=None"), "--config a.yaml --lr0=0.01");
+        assert_eq!(line("lr0=None name=None cfg=None"), "--lr0=none --name=train", "the data set may say a rate");
+        assert_eq!(line("--config a.yaml lr0=None"), "--config a.yaml --lr0=none");
         let said = ["time", "classes", "range", "sampler", "memory_limit", "percentile", "box", "cache"].map(usual).map(Option::unwrap);
         assert_eq!(said, ["none", "none", "none", "none", "none", "0.5,99.5", "7.5", "false"]);
+        assert_eq!(OF_AUTO.map(usual).map(Option::unwrap), ["none"; 3], "as if nobody had said it");
         let without: Vec<&str> = SETTINGS.iter().map(|setting| setting.key()).filter(|key| usual(key).is_none()).collect();
         assert_eq!(without, ["data", "allow_outside", "heartbeat", "group_by"], "a name, or what must be given");
         assert_eq!(line("val model=b.pt data=None device=None conf=None"), "val --weights=b.pt");

@@ -146,7 +146,8 @@ fn sorted<'a>(typed: &'a [String], command: &Command) -> Result<(&'a str, Vec<Wo
 /// A word that stands alone: the name of a switch.
 fn alone(word: &str, command: &Command) -> Result<String, String> {
     let key = word.replace('-', "_");
-    if key == "resume" || ARGUMENTS.iter().any(|a| a.name == key && ["true", "false"].contains(&a.default)) {
+    let ours = switches(command);
+    if ours.contains(&key) || ARGUMENTS.iter().any(|a| a.name == key && ["true", "false"].contains(&a.default)) {
         return Ok(key);
     }
     if ARGUMENTS.iter().any(|a| a.name == key) {
@@ -154,7 +155,16 @@ fn alone(word: &str, command: &Command) -> Result<String, String> {
     }
     let modes = MODES.into_iter().filter(|mode| *mode == TRAIN || command.find_subcommand(mode).is_some());
     let others = command.get_subcommands().map(Command::get_name).filter(|name| !MODES.contains(name));
-    Err(unknown("word", word, modes.chain(others).chain(ARGUMENTS.iter().map(|a| a.name))))
+    let names = ARGUMENTS.iter().map(|a| a.name).chain(ours.iter().map(String::as_str));
+    Err(unknown("word", word, modes.chain(others).chain(names)))
+}
+
+/// The flags of all modes that may stand alone, by the names of settings. Whether the mode at hand has one is seen when it is known.
+fn switches(command: &Command) -> Vec<String> {
+    let modes = command.get_subcommands().filter(|verb| MODES.contains(&verb.get_name()));
+    let args = std::iter::once(command).chain(modes).flat_map(|verb| verb.get_arguments()).filter(|arg| !arg.is_hide_set());
+    let alone = args.filter(|arg| !arg.get_action().takes_values() || arg.get_num_args().is_some_and(|n| n.min_values() == 0));
+    alone.filter_map(Arg::get_long).map(|long| long.replace('-', "_")).collect()
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -294,7 +304,7 @@ mod tests {
         let verb = |name: &'static str| Command::new(name).arg(value("weights")).arg(value("imgsz")).arg(value("device"));
         Command::new("x")
             .args(["data", "model", "imgsz", "epochs", "name", "freeze", "device", "config", "close-mosaic", "lr0"].map(value))
-            .args(["plots", "resume", "amp"].map(switch))
+            .args(["plots", "resume", "amp", "save-pt"].map(switch))
             .subcommand(verb("val").arg(value("data")))
             .subcommand(verb("predict").arg(value("source")).arg(Arg::new("save-txt").long("save-txt").action(ArgAction::SetTrue)))
             .subcommand(verb("export").arg(value("format")))
@@ -329,6 +339,7 @@ mod tests {
             line("freeze=[1,2] plots plots=False amp=True cfg=my.yaml"),
             "--freeze=1,2 --plots=true --plots=False --amp=True --config=my.yaml"
         );
+        assert_eq!(line("data=d.yaml save_pt save-pt"), "--data=d.yaml --save-pt=true --save-pt=true", "our own may stand alone, too");
         assert_eq!(line("freeze=10 freeze=[10] freeze=(10) device=[0]"), "--freeze=10 --freeze=[10] --freeze=[10] --device=0");
     }
 
@@ -402,6 +413,8 @@ mod tests {
         assert_eq!(refused("epoks=3"), "unknown argument `epoks`; did you mean `epochs`?");
         assert_eq!(refused("val weihgts=b.pt"), "unknown argument `weihgts`; did you mean `weights`?");
         assert_eq!(refused("trian data=d.yaml"), "unknown word `trian`; did you mean `train`?");
+        assert_eq!(refused("data=d.yaml save_ptt"), "unknown word `save_ptt`; did you mean `save_pt`?");
+        assert!(refused("val save_pt").starts_with("unknown argument `save_pt`"), "it is training's");
         assert_eq!(refused("epochs"), "`epochs` needs a value: epochs=...");
         assert!(refused("export model=b.pt int8=True").contains("`int8` cannot be True in export: quantisation"));
         assert!(refused("predict save_txt=maybe").contains("true or false"));

@@ -47,9 +47,15 @@ pub(crate) struct TooLarge {
     pub(crate) files: Vec<String>,
 }
 
-/// What the user calls the samples of a batch.
+/// What the user calls the samples of a batch: each name once, for a task may have one for many.
 fn names<T: Task>(task: &T, batch: &[T::Batch]) -> Vec<String> {
-    batch.iter().flat_map(|part| task.sample_names(part)).collect()
+    let mut names: Vec<String> = Vec::new();
+    for name in batch.iter().flat_map(|part| task.sample_names(part)) {
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    names
 }
 
 impl<T: Task> Run<T> {

@@ -42,6 +42,18 @@ fn a_batch_of_which_nothing_can_be_read_is_skipped_and_counted() {
     assert!(said.len() == 3 && said[0].contains("batch 4 of epoch 2") && said[0].contains("scratched"), "{said:?}");
 }
 
+#[test]
+fn a_name_of_many_samples_is_told_once() {
+    let poison: Poison = |epoch, position| (epoch, position) == (0, 2);
+    let dir = tempfile::tempdir().unwrap();
+    let told = Told::default();
+    let mut session = start(Toy { poison, name: |_| "micro-batch 3".into(), ..Toy::default() }, dir.path());
+    session.observe(told.clone());
+    assert_eq!(session.fit(&data()).unwrap(), Outcome::Finished);
+    let said = told.of("skip");
+    assert!(said.len() == 1 && said[0].ends_with("is not finite (micro-batch 3)"), "{said:?}");
+}
+
 /// The data are away, for two sessions: what was trained before is kept, and none of the batches is left out when they are there again.
 #[test]
 fn three_in_a_row_end_the_run_which_loses_nothing() {

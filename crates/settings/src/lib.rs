@@ -136,8 +136,12 @@ pub fn merge<C: Serialize + DeserializeOwned>(
                 all[setting.name] = value;
                 serde_json::from_value::<C>(all)
             };
-            let read =
-                with(value.clone()).or_else(|error| if says_none(value) { with(Value::Null).map_err(|_| error) } else { Err(error) });
+            let read = with(value.clone()).or_else(|error| match value {
+                none if says_none(none) => with(Value::Null).map_err(|_| error),
+                // A list of one, as on a command line.
+                Value::Number(_) => with(vec![value.clone()].into()).map_err(|_| error),
+                _ => Err(error),
+            });
             config = read.map_err(|error| {
                 // Which words there are is said of a word alone.
                 let word = Some(value).filter(|value| (value.is_number() || value.is_boolean()) && wants_text(&error));
@@ -288,6 +292,7 @@ mod tests {
         let Loose { limit, list, name, .. } = read(json!({ "limit": flags[0], "list": flags[1], "name": flags[2] })).unwrap();
         assert_eq!((limit, list, name.as_deref()), (None, None, Some("none")), "a name is what was typed");
         assert_eq!(read(json!({ "limit": null })).map(|loose| loose.limit), Ok(Some(2.0)), "another tool's null says nothing");
+        assert_eq!(read(json!({ "list": 0 })).map(|loose| loose.list), Ok(Some(vec![0])), "of a file, too, a lone number is a list");
         assert!(read(json!({ "times": flags[3] })).is_err_and(|e| e.contains("`times` cannot be \"none\"")), "it cannot be without");
         assert!(read(json!({ "limit": "nope" })).is_err());
     }
@@ -371,7 +376,7 @@ mod tests {
             ("switch", json!(1), "it must be true or false"),
             ("name", json!(1), "it must be text"),
             ("name", json!(["n"]), "it must be text"),
-            ("classes", json!(1), "it must be a list"),
+            ("classes", json!(-1), "it must be a list"),
             ("names", json!("n"), "it must be a list"),
             ("names", json!(["n", 1.5]), "1.5 must be text"),
             ("folders", json!([true]), "true must be a path"),

@@ -210,6 +210,8 @@ fn benchmark(m: &ArgMatches) -> BenchmarkArgs {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     fn config_of(args: &[&str]) -> TrainConfig {
@@ -242,5 +244,25 @@ mod tests {
         let c =
             config_of(&["yolo-train", "--lr0=0.1", "--exist_ok", "true", "--plots", "False", "--save-period", "-1", "--classes", "0,3"]);
         assert_eq!((c.lr0, c.exist_ok, c.plots, c.save_period, c.classes), (0.1, true, false, -1, Some(vec![0, 3])));
+    }
+
+    /// With and without a rule that is named; nobody's rates are no reason to warn.
+    #[test]
+    fn none_takes_back_a_rate_of_the_data_set() {
+        let read = |typed: &[&str], settings: Value| {
+            let typed: Vec<String> = typed.iter().map(ToString::to_string).collect();
+            let words = translated(&typed, &command()).unwrap().words;
+            let matches = command().try_get_matches_from(std::iter::once(NAME.to_string()).chain(words)).unwrap();
+            let dataset = Layer { origin: "ss.yaml".into(), values: settings.as_object().cloned().unwrap() };
+            let (config, notes) = TrainConfig::with_notes(&[dataset, flags(&matches)]).unwrap();
+            ([config.lr0, config.momentum, config.warmup_bias_lr], notes.len())
+        };
+        let none = ["data=ss.yaml", "lr0=None", "momentum=none", "warmup_bias_lr=None"];
+        let settings = json!({ "lr0": 0.02, "momentum": 0.5, "warmup_bias_lr": 0.3 });
+        let with_sgd = json!({ "optimizer": "SGD", "lr0": 0.02, "momentum": 0.5, "warmup_bias_lr": 0.3 });
+        for settings in [settings.clone(), with_sgd, json!({})] {
+            assert_eq!(read(&none, settings), ([0.01, 0.937, 0.1], 0));
+        }
+        assert_eq!(read(&["data=ss.yaml", "lr0=None"], settings), ([0.01, 0.5, 0.3], 1), "of the others it is told");
     }
 }

@@ -177,7 +177,8 @@ fn every_argument_is_a_setting_or_absent_with_a_reason() {
     }
     // What a run of there adds to its args.yaml, or added once.
     let unknown: Vec<_> = ABSENT.iter().map(|a| a.name).filter(|name| ARGUMENTS.iter().all(|a| a.name != *name)).collect();
-    assert_eq!(unknown, ["save_dir", "label_smoothing", "save_hybrid", "crop_fraction"]);
+    let of_old = ["boxes", "hide_labels", "hide_conf", "line_thickness", "label_smoothing", "save_hybrid", "crop_fraction"];
+    assert_eq!(unknown, [&["save_dir"][..], &of_old].concat());
     assert!(DIFFERS.iter().all(|(name, _)| SETTINGS.iter().any(|s| s.key() == argument(name).name)));
 }
 
@@ -219,6 +220,19 @@ fn a_default_args_yaml_is_taken_with_one_line() {
     let (config, notes) = TrainConfig::with_notes(&[Layer { origin: "args.yaml".into(), values }]).unwrap();
     assert_eq!(config, TrainConfig::default());
     assert!(notes.len() == 1 && notes[0].starts_with("amp true: "), "{notes:?}");
+}
+
+/// What a run that was gone on with leaves, of one class, by a release that had other names for what is drawn.
+#[test]
+fn an_args_yaml_of_an_older_or_resumed_run_is_taken() {
+    let values = json(
+        r#"{"model": "/u/x/last.pt", "resume": "/u/x/last.pt", "classes": 0, "boxes": true, "hide_labels": false, "hide_conf": false,
+            "line_thickness": 3, "label_smoothing": 0.0, "save_hybrid": false, "crop_fraction": 1.0}"#,
+    );
+    let values = values.as_object().cloned().unwrap();
+    let (config, notes) = TrainConfig::with_notes(&[Layer { origin: "args.yaml".into(), values }]).unwrap();
+    assert_eq!((config.model.as_str(), config.classes), ("/u/x/last.pt", Some(vec![0])));
+    assert!(notes.len() == 1 && notes[0].starts_with("resume /u/x/last.pt: the run that it went on with"), "{notes:?}");
 }
 
 #[test]

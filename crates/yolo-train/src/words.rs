@@ -6,7 +6,7 @@
 //! Words that are no habit of there are left as they are.
 
 use bellows_settings::{Layer, unknown};
-use bellows_yolo::config::{SETTINGS, TrainConfig};
+use bellows_yolo::config::{OF_AUTO, SETTINGS, TrainConfig};
 use clap::{Arg, ArgAction, Command};
 use serde_json::{Map, Value};
 
@@ -32,9 +32,6 @@ const NOT_HERE: &[(&str, &str)] = &[
     ("copy-cfg", "is not needed: a run writes its settings to config.yaml, which works as --config"),
     ("settings", "there are none beside those of a run: `yolo-train --help` tells them"),
 ];
-
-/// Settings that `optimizer: auto` chooses, and says so where somebody else has.
-const OF_AUTO: [&str; 3] = ["lr0", "momentum", "warmup_bias_lr"];
 
 /// A command line in this program's words.
 #[derive(Debug, Default, PartialEq)]
@@ -73,15 +70,12 @@ pub(crate) fn translated(typed: &[String], command: &Command) -> Result<Words, S
     };
     let mut result = Words { words: named, notes: Vec::new() };
     let words = resumed(words);
-    let says = |ours: &str, keys: &[&str]| {
-        words.iter().any(|word| match word {
-            Word::Ours(word) => word.starts_with(ours),
-            Word::Pair(key, value) => keys.contains(&key.as_str()) && !value.eq_ignore_ascii_case("none"),
-        })
-    };
-    let (goes_on, has_file) = (says("--resume", &["resume"]), says("--config", &["config", "cfg"]));
-    // The settings of a run that goes on stay, and a rate that nobody has said is not to be told of as one beside `optimizer: auto`.
-    let usual = |key: &str| usual(key).filter(|_| mode == TRAIN && !goes_on && (has_file || !OF_AUTO.contains(&key)));
+    let goes_on = words.iter().any(|word| match word {
+        Word::Ours(word) => word.starts_with("--resume"),
+        Word::Pair(key, value) => key == "resume" && !value.eq_ignore_ascii_case("none"),
+    });
+    // The settings of a run that goes on stay.
+    let usual = |key: &str| usual(key).filter(|_| mode == TRAIN && !goes_on);
     for word in words {
         match word {
             Word::Ours(word) => result.words.push(word),
@@ -152,7 +146,8 @@ fn sorted<'a>(typed: &'a [String], command: &Command) -> Result<(&'a str, Vec<Wo
 /// A word that stands alone: the name of a switch.
 fn alone(word: &str, command: &Command) -> Result<String, String> {
     let key = word.replace('-', "_");
-    if key == "resume" || ARGUMENTS.iter().any(|a| a.name == key && ["true", "false"].contains(&a.default)) {
+    let ours = switches(command);
+    if ours.contains(&key) || ARGUMENTS.iter().any(|a| a.name == key && ["true", "false"].contains(&a.default)) {
         return Ok(key);
     }
     if ARGUMENTS.iter().any(|a| a.name == key) {
@@ -160,7 +155,16 @@ fn alone(word: &str, command: &Command) -> Result<String, String> {
     }
     let modes = MODES.into_iter().filter(|mode| *mode == TRAIN || command.find_subcommand(mode).is_some());
     let others = command.get_subcommands().map(Command::get_name).filter(|name| !MODES.contains(name));
-    Err(unknown("word", word, modes.chain(others).chain(ARGUMENTS.iter().map(|a| a.name))))
+    let names = ARGUMENTS.iter().map(|a| a.name).chain(ours.iter().map(String::as_str));
+    Err(unknown("word", word, modes.chain(others).chain(names)))
+}
+
+/// The flags of all modes that may stand alone, by the names of settings. Whether the mode at hand has one is seen when it is known.
+fn switches(command: &Command) -> Vec<String> {
+    let modes = command.get_subcommands().filter(|verb| MODES.contains(&verb.get_name()));
+    let args = std::iter::once(command).chain(modes).flat_map(|verb| verb.get_arguments()).filter(|arg| !arg.is_hide_set());
+    let alone = args.filter(|arg| !arg.get_action().takes_values() || arg.get_num_args().is_some_and(|n| n.min_values() == 0));
+    alone.filter_map(Arg::get_long).map(|long| long.replace('-', "_")).collect()
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -244,12 +248,14 @@ fn flag(verb: &Command, mode: &str, key: &str, value: &str, usual: &dyn Fn(&str)
     }
 }
 
-/// What the flag of a training setting says to take back what a file says: its default, or `none` where that is no value; nothing where neither is one.
+/// What the flag of a training setting says to take back what a file says: its default, or `none` where that is no value or `optimizer: auto` has its
+/// own; nothing where neither is one.
 fn usual(key: &str) -> Option<String> {
     let setting = SETTINGS.iter().find(|setting| setting.key() == key)?;
     let usual = TrainConfig::default();
     let text = match &serde_json::to_value(&usual).ok()?[setting.name] {
         Value::Null => "none".to_string(),
+        _ if OF_AUTO.contains(&key) => "none".to_string(),
         Value::String(text) => text.clone(),
         Value::Array(list) => list.iter().map(Value::to_string).collect::<Vec<_>>().join(","),
         other => other.to_string(),
@@ -298,7 +304,7 @@ mod tests {
         let verb = |name: &'static str| Command::new(name).arg(value("weights")).arg(value("imgsz")).arg(value("device"));
         Command::new("x")
             .args(["data", "model", "imgsz", "epochs", "name", "freeze", "device", "config", "close-mosaic", "lr0"].map(value))
-            .args(["plots", "resume", "amp"].map(switch))
+            .args(["plots", "resume", "amp", "save-pt"].map(switch))
             .subcommand(verb("val").arg(value("data")))
             .subcommand(verb("predict").arg(value("source")).arg(Arg::new("save-txt").long("save-txt").action(ArgAction::SetTrue)))
             .subcommand(verb("export").arg(value("format")))
@@ -333,6 +339,7 @@ mod tests {
             line("freeze=[1,2] plots plots=False amp=True cfg=my.yaml"),
             "--freeze=1,2 --plots=true --plots=False --amp=True --config=my.yaml"
         );
+        assert_eq!(line("data=d.yaml save_pt save-pt"), "--data=d.yaml --save-pt=true --save-pt=true", "our own may stand alone, too");
         assert_eq!(line("freeze=10 freeze=[10] freeze=(10) device=[0]"), "--freeze=10 --freeze=[10] --freeze=[10] --device=0");
     }
 
@@ -343,11 +350,11 @@ mod tests {
             assert_eq!(line(typed), "--resume=r/last.pt --config=a.yaml", "a run that goes on keeps its own");
         }
         assert_eq!(line("resume=None name=None"), "--name=train");
-        assert_eq!(line("lr0=None name=None cfg=None"), "--name=train", "nobody has said a rate");
-        assert_eq!(line("lr0=None cfg=a.yaml"), "--lr0=0.01 --config=a.yaml");
-        assert_eq!(line("--config a.yaml lr0=None"), "--config a.yaml --lr0=0.01");
+        assert_eq!(line("lr0=None name=None cfg=None"), "--lr0=none --name=train", "the data set may say a rate");
+        assert_eq!(line("--config a.yaml lr0=None"), "--config a.yaml --lr0=none");
         let said = ["time", "classes", "range", "sampler", "memory_limit", "percentile", "box", "cache"].map(usual).map(Option::unwrap);
         assert_eq!(said, ["none", "none", "none", "none", "none", "0.5,99.5", "7.5", "false"]);
+        assert_eq!(OF_AUTO.map(usual).map(Option::unwrap), ["none"; 3], "as if nobody had said it");
         let without: Vec<&str> = SETTINGS.iter().map(|setting| setting.key()).filter(|key| usual(key).is_none()).collect();
         assert_eq!(without, ["data", "allow_outside", "heartbeat", "group_by"], "a name, or what must be given");
         assert_eq!(line("val model=b.pt data=None device=None conf=None"), "val --weights=b.pt");
@@ -406,6 +413,8 @@ mod tests {
         assert_eq!(refused("epoks=3"), "unknown argument `epoks`; did you mean `epochs`?");
         assert_eq!(refused("val weihgts=b.pt"), "unknown argument `weihgts`; did you mean `weights`?");
         assert_eq!(refused("trian data=d.yaml"), "unknown word `trian`; did you mean `train`?");
+        assert_eq!(refused("data=d.yaml save_ptt"), "unknown word `save_ptt`; did you mean `save_pt`?");
+        assert!(refused("val save_pt").starts_with("unknown argument `save_pt`"), "it is training's");
         assert_eq!(refused("epochs"), "`epochs` needs a value: epochs=...");
         assert!(refused("export model=b.pt int8=True").contains("`int8` cannot be True in export: quantisation"));
         assert!(refused("predict save_txt=maybe").contains("true or false"));

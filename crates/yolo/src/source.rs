@@ -506,7 +506,7 @@ fn with_remedy(error: Misfit, config: &TrainConfig) -> Misfit {
 /// are in its checkpoint.
 ///
 /// # Errors
-/// Weights that are no detector's, or do not fit.
+/// Weights that are no detector's, or do not fit; no layer left to train.
 pub(crate) fn model(config: &TrainConfig, nc: usize, channels: usize, resumed: Option<&Path>, device: &Device) -> Result<Start, Misfit> {
     let run = begun(resumed);
     let Origin { file, note, form } = origin(config, nc, channels, run)?;
@@ -527,6 +527,11 @@ pub(crate) fn model(config: &TrainConfig, nc: usize, channels: usize, resumed: O
     );
     header.extend(note);
     let frozen: Vec<usize> = (0..model.model.len()).filter(|&i| config.freeze.covers(i)).collect();
+    if frozen.len() == model.model.len() {
+        let (layers, last) = (frozen.len(), frozen.len() - 1);
+        let reason = format!("all {layers} layers (0 to {last}) are frozen, so nothing would be trained; leave at least one out");
+        return Err(Misfit { path: "freeze".into(), reason });
+    }
     if !frozen.is_empty() {
         model = model.freeze_layers(&frozen);
         header.push(format!("Freezing layers {frozen:?}"));
@@ -544,7 +549,10 @@ fn thousands(n: usize) -> String {
 mod tests {
     use std::sync::Mutex;
 
+    use bellows_exit::{Coded, Exit};
+
     use super::*;
+    use crate::config::Freeze;
     use crate::data::SampleSpec;
 
     #[test]
@@ -601,6 +609,18 @@ mod tests {
         }
         assert_eq!(told(rect), Vec::<String>::new());
         assert!(told(TrainConfig { copy_paste: 0.1, ..TrainConfig::default() })[0].starts_with("warning: copy_paste is not done"));
+    }
+
+    #[test]
+    fn a_layer_is_left_to_train() {
+        let header = |n| {
+            let config = TrainConfig { freeze: Freeze::First(n), ..TrainConfig::default() };
+            model(&config, 1, 3, None, &Device::flex()).map(|start| start.header.concat())
+        };
+        assert!(header(22).unwrap().ends_with("20, 21]"), "the head is trained");
+        let error = header(23).unwrap_err();
+        let told = "freeze: all 23 layers (0 to 22) are frozen, so nothing would be trained; leave at least one out";
+        assert_eq!((error.to_string().as_str(), error.exit()), (told, Exit::Usage));
     }
 
     #[test]

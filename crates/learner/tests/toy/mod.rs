@@ -57,6 +57,8 @@ pub struct Toy {
     pub shortage: Shortage,
     /// The class of size of a batch of these samples.
     pub size: fn(&[usize]) -> usize,
+    /// What a sample is called.
+    pub name: fn(usize) -> String,
     /// What is told of each number of a gradient in the middle of the backward pass, if anything is.
     pub told: Option<fn(f32) -> f32>,
     /// So many swaps the exchange of this rank has made: all of a gradient is told, and the pass waits for its sum.
@@ -87,6 +89,7 @@ impl Default for Toy {
             per_count: false,
             shortage: |_, _| None,
             size: |_| 0,
+            name: |i| format!("sample-{i}"),
             told: None,
             swaps: None,
             made: Mutex::default(),
@@ -165,7 +168,7 @@ impl Task for Toy {
     }
 
     fn sample_names(&self, batch: &ToyBatch) -> Vec<String> {
-        batch.indices.iter().map(|i| format!("sample-{i}")).collect()
+        batch.indices.iter().map(|&i| (self.name)(i)).collect()
     }
 
     fn loss(&self, model: &Net, batch: &ToyBatch, _draw: Draw, device: &Device) -> StepOutput<()> {

@@ -34,6 +34,7 @@ const F32: &str = "training is f32 unless `--precision f16` (images between laye
 const NOT_DETECTION: &str = "belongs to segmentation, pose or classification";
 const NOT_TRAINING: &str = "does nothing in training, here as there";
 const OF_OLD: &str = "is of older releases; Ultralytics drops it too";
+const OF_RESUMED: &str = "the run that it went on with is not begun from here; `model` is what is started from";
 const OF_VERBS: &str = "is not for training, which judges its best weights in one way";
 
 /// Every argument of Ultralytics' training that is not in [`super::SETTINGS`], and what older releases wrote into an `args.yaml`.
@@ -47,7 +48,7 @@ pub const ABSENT: &[Absent] = &[
     Absent { name: "deterministic", taken: Any, reason: "every draw is a hash of (seed, stream, epoch, index)" },
     Absent { name: "verbose", taken: Any, reason: "the console has one form; BELLOWS_LOG sets the level of the log" },
     Absent { name: "split", taken: Only(&["\"val\""]), reason: "a run is judged on its validation split" },
-    Absent { name: "resume", taken: Only(OFF), reason: "is --resume [RUN_DIR] on the command line" },
+    Absent { name: "resume", taken: Told(OFF), reason: OF_RESUMED },
     Absent { name: "cfg", taken: Only(&["null"]), reason: "is --config FILE" },
     Absent { name: "save_dir", taken: Any, reason: "follows from project and name" },
     Absent { name: "overlap_mask", taken: Any, reason: NOT_DETECTION },
@@ -84,6 +85,10 @@ pub const ABSENT: &[Absent] = &[
     Absent { name: "workspace", taken: Any, reason: NOT_TRAINING },
     Absent { name: "nms", taken: Told(OFF), reason: NOT_TRAINING },
     Absent { name: "tracker", taken: Any, reason: NOT_TRAINING },
+    Absent { name: "boxes", taken: Any, reason: NOT_TRAINING },
+    Absent { name: "hide_labels", taken: Any, reason: NOT_TRAINING },
+    Absent { name: "hide_conf", taken: Any, reason: NOT_TRAINING },
+    Absent { name: "line_thickness", taken: Any, reason: NOT_TRAINING },
     Absent { name: "label_smoothing", taken: Told(&["0.0", "0"]), reason: OF_OLD },
     Absent { name: "save_hybrid", taken: Told(OFF), reason: OF_OLD },
     Absent { name: "crop_fraction", taken: Told(&["1.0", "1"]), reason: OF_OLD },

@@ -12,12 +12,16 @@ use bellows_learner::{EpochSchedule, LearnerConfig, Limits, LossScaling, Optimiz
 use bellows_settings::{Layer, SettingsError, merge, settings, with_text};
 
 mod absent;
+mod auto;
 mod sampler;
 mod values;
 
 pub use absent::{ABSENT, Absent, Taken};
+pub use auto::OF_AUTO;
 pub use sampler::Sampler;
 pub use values::{BatchSize, Cache, Freeze, OptimizerChoice, Toggle};
+
+use auto::{left_to_auto, taken_back};
 
 use crate::data::header::MAX_SIDE;
 use crate::data::{AugmentConfig, Levels, SensorConfig, Stack, TileConfig};
@@ -327,8 +331,8 @@ impl TrainConfig {
     /// As [`from_layers`](Self::from_layers).
     pub fn with_notes(layers: &[Layer]) -> Result<(Self, Vec<String>), SettingsError> {
         let notes = RefCell::new(Vec::new());
-        let layers: Vec<Layer> = layers.iter().map(|layer| with_text(layer, &["device"])).collect();
-        let mut config = merge(Self::default(), SETTINGS, &layers, |name, value| {
+        let read: Vec<Layer> = layers.iter().map(|layer| taken_back(&with_text(layer, &["device"]))).collect();
+        let mut config = merge(Self::default(), SETTINGS, &read, |name, value| {
             let Some(argument) = ABSENT.iter().find(|a| a.name == name) else { return Ok(false) };
             notes.borrow_mut().extend(argument.check(value)?);
             Ok(true)
@@ -339,35 +343,9 @@ impl TrainConfig {
             notes.push(format!("warning: imgsz {} is no multiple of {STRIDE}: {imgsz} is used", config.imgsz));
             config.imgsz = imgsz;
         }
-        notes.extend(config.left_to_auto(&layers));
+        notes.extend(left_to_auto(&config, layers));
         config.validate().map_err(refuse)?;
         Ok((config, notes))
-    }
-
-    /// What to say of values in `layers` that `optimizer: auto` does not use. A layer that names the optimizer too may be a list of all settings, as an
-    /// `args.yaml` is: defaults in it are nobody's wish.
-    fn left_to_auto(&self, layers: &[Layer]) -> Option<String> {
-        let usual = Self::default();
-        let mut known = vec![
-            ("lr0", self.lr0, usual.lr0),
-            ("momentum", self.momentum, usual.momentum),
-            ("warmup_bias_lr", self.warmup_bias_lr, usual.warmup_bias_lr),
-        ];
-        known.retain(|&(name, _, usual)| {
-            layers.iter().any(|Layer { values, .. }| {
-                let said = |name: &str| values.iter().find(|(key, value)| key.replace('-', "_") == name && !value.is_null());
-                said(name).is_some_and(|(_, value)| value.as_f64() != Some(usual) || said("optimizer").is_none())
-            })
-        });
-        if self.optimizer != OptimizerChoice::Auto || known.is_empty() {
-            return None;
-        }
-        let values: Vec<String> = known.iter().map(|(name, x, _)| format!("{name} {x}")).collect();
-        let flags: String = known.iter().map(|(name, x, _)| format!(" --{} {x}", name.replace('_', "-"))).collect();
-        let momentum = known.iter().any(|(name, ..)| *name == "momentum");
-        let but = if momentum { " (SGD, which it takes for long runs, has this momentum)" } else { "" };
-        let why = format!("not used with optimizer auto, which sets its own{but}");
-        Some(format!("warning: {}: {why}; name one to use it: --optimizer AdamW{flags}", values.join(", ")))
     }
 
     /// The rules that one setting alone cannot check.

@@ -148,6 +148,9 @@ fn what_the_auto_optimizer_does_not_use_is_told_once() {
     assert!(notes(&[json!({"lr0": 0.01})])[0].ends_with("--optimizer AdamW --lr0 0.01"));
     let all = json!({"optimizer": "auto", "lr0": 0.01, "momentum": 0.937, "warmup_bias_lr": 0.1});
     assert_eq!(notes(&[all]), Vec::<String>::new());
+    // What is taken back was nobody's wish, but for what is said after that.
+    assert_eq!(notes(&[json!({"lr0": 0.05}), json!({"lr0": "none"})]), Vec::<String>::new());
+    assert!(notes(&[json!({"lr0": "none"}), json!({"lr0": 0.05})])[0].ends_with("--optimizer AdamW --lr0 0.05"));
     let said = notes(&[json!({"momentum": 0.8})]);
     assert!(said.len() == 1 && said[0].contains("SGD, which it takes for long runs, has this momentum"), "{said:?}");
     for values in [json!({}), json!({"lr0": null, "lrf": 0.1}), json!({"lr0": 0.02, "momentum": 0.9, "optimizer": "adamw"})] {

@@ -105,7 +105,7 @@ mbit, ranks, work = sys.argv[1:]
 report = json.load(open(f"{work}/report"))
 # The last step's: the first one does not know the order yet.
 buckets = re.findall(r"buckets ([0-9:. ]+)", open(f"{work}/log0").read())[-1].strip()
-print(mbit, ranks, report["forward_s"], report["backward_s"], report["update_s"], buckets, sep=",")
+print(mbit, ranks, report["forward_s"], report["backward_s"], report["update_s"] + report["exchange_s"], buckets, sep=",")
 PY
   done
 }

@@ -224,28 +224,41 @@ impl Bar {
 }
 
 /// The foot of a run's console: a bar, or none at the moment, below what is printed.
-#[derive(Default)]
 pub struct Foot {
     bar: Option<Bar>,
+    /// Prints its lines.
+    tell: fn(&str),
+}
+
+impl Default for Foot {
+    fn default() -> Self {
+        Self { bar: None, tell: say }
+    }
 }
 
 impl Foot {
+    /// The same with lines that `tell` prints.
+    pub fn through(self, tell: fn(&str)) -> Self {
+        Self { tell, ..self }
+    }
+
     /// A bar in place of what was there.
     pub fn begin(&mut self, label: &str, total: usize) {
         self.close("");
-        self.bar = Some(Bar::new(label, total));
+        self.bar = Some(Bar::new(label, total).through(self.tell));
     }
 
     /// Shows `row`, made for the columns there are, and the count as [`Bar::show`] does; begins a bar called `label` where there is none.
     pub fn show(&mut self, label: &str, row: impl FnOnce(usize) -> String, done: usize, total: usize) {
-        self.bar.get_or_insert_with(|| Bar::new(label, total)).show(row, done, total);
+        let tell = self.tell;
+        self.bar.get_or_insert_with(|| Bar::new(label, total).through(tell)).show(row, done, total);
     }
 
     /// Prints a line above the bar.
     pub fn say(&self, line: &str) {
         match &self.bar {
             Some(bar) => bar.interject(line),
-            None => say(line),
+            None => (self.tell)(line),
         }
     }
 
@@ -253,7 +266,7 @@ impl Foot {
     pub fn close(&mut self, line: &str) {
         match self.bar.take() {
             Some(bar) => bar.finish(line),
-            None if !line.is_empty() => say(line),
+            None if !line.is_empty() => (self.tell)(line),
             None => {}
         }
     }

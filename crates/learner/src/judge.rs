@@ -165,7 +165,7 @@ impl<T: Task> Run<T> {
         }
         let (step, elapsed_s) = (counters.batches, counters.elapsed_s);
         let means = if epoch == counters.epoch { counters.item_means() } else { Vec::new() };
-        EpochReport { step, epoch, means, evaluation, best, elapsed_s }
+        EpochReport { step, epoch, means, evaluation, best, over: at.complete || at.last, elapsed_s }
     }
 
     fn log_evaluation(&mut self, task: &T, report: &EpochReport, at: Judging) -> Result<(), LearnError> {

@@ -109,7 +109,7 @@ mod tests {
     fn a_value_stands_under_its_name() {
         let metrics = vec![("m(a, b)".to_string(), 0.25), ("new".to_string(), 0.5)];
         let evaluation = Some(Evaluation { metrics, ..Evaluation::default() });
-        let judged = EpochReport { step: 9, epoch: 1, means: vec![3.0], evaluation, best: false, elapsed_s: 7.0 };
+        let judged = EpochReport { step: 9, epoch: 1, means: vec![3.0], evaluation, best: false, over: true, elapsed_s: 7.0 };
         let trained = EpochReport { evaluation: None, ..judged.clone() };
         let begun = columns_of(b"epoch,lr/pg0,\"m(a, b)\",gone,train/mse\n1,2,3,4,5\n").unwrap();
         let rows = |columns: &[String]| [&judged, &trained].map(|report| row(report, &["mse"], &[0.125], columns).unwrap());

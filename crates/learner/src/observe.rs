@@ -81,6 +81,8 @@ pub struct EpochReport {
     pub evaluation: Option<Evaluation>,
     /// Whether it is the best so far.
     pub best: bool,
+    /// Whether nothing more of the epoch is trained: it is complete, or training is over.
+    pub over: bool,
     /// Seconds spent training, over all sessions.
     pub elapsed_s: f64,
 }

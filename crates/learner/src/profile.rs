@@ -16,8 +16,17 @@ pub struct StepTimes {
     pub forward: f64,
     /// Backward pass, finite check.
     pub backward: f64,
+    /// Of several ranks: gradients on their way after the pass, and waiting for ranks that are not done with theirs.
+    pub exchange: f64,
     /// Clipping, update, EMA.
     pub update: f64,
+}
+
+impl StepTimes {
+    /// Of the whole step, which begins when its batch is there.
+    pub fn step(&self) -> f64 {
+        self.forward + self.backward + self.exchange + self.update
+    }
 }
 
 /// A part of a training step.
@@ -27,6 +36,8 @@ pub enum Stage {
     Forward,
     /// Backward pass, finite check.
     Backward,
+    /// Adding up what the ranks have made, if there are several.
+    Exchange,
     /// Clipping, update, EMA.
     Update,
 }
@@ -54,6 +65,7 @@ impl<'a> Stopwatch<'a> {
         let time = match stage {
             Stage::Forward => &mut self.times.forward,
             Stage::Backward => &mut self.times.backward,
+            Stage::Exchange => &mut self.times.exchange,
             Stage::Update => &mut self.times.update,
         };
         *time += std::mem::replace(&mut self.last, Instant::now()).elapsed().as_secs_f64();
@@ -70,20 +82,17 @@ impl AddAssign for StepTimes {
         self.wait += other.wait;
         self.forward += other.forward;
         self.backward += other.backward;
+        self.exchange += other.exchange;
         self.update += other.update;
     }
 }
 
-/// An epoch's times: the share of each stage of `total` seconds, and beside it that of the workers' threads per stage of theirs.
+/// An epoch's times: the share of each stage of `total` seconds, and beside it that of the workers' threads per stage of theirs. One rank has nothing to exchange.
 pub(crate) fn describe(times: &StepTimes, total: f64, workers: &[(&'static str, f64)]) -> (String, Value) {
-    let rest = total - times.wait - times.forward - times.backward - times.update;
-    let stages = [
-        ("waiting for data", times.wait),
-        ("forward", times.forward),
-        ("backward", times.backward),
-        ("update", times.update),
-        ("rest", rest),
-    ];
+    let pass = [("waiting for data", times.wait), ("forward", times.forward), ("backward", times.backward)];
+    let exchange = Some(("exchange", times.exchange)).filter(|(_, s)| *s > 0.0);
+    let after = [("update", times.update), ("rest", total - times.wait - times.step())];
+    let stages: Vec<(&str, f64)> = pass.into_iter().chain(exchange).chain(after).collect();
     let share = |s: f64| 100.0 * s / total.max(1e-9);
     let parts: Vec<String> = stages.iter().map(|(name, s)| format!("{name} {:.1} %", share(*s))).collect();
     let mut line = format!("{total:.1} s of training: {}", parts.join(", "));
@@ -101,7 +110,7 @@ mod tests {
 
     #[test]
     fn shares_add_up() {
-        let times = StepTimes { wait: 1.0, forward: 3.0, backward: 5.0, update: 0.5 };
+        let times = StepTimes { wait: 1.0, forward: 3.0, backward: 5.0, exchange: 0.0, update: 0.5 };
         let (line, fields) = describe(&times, 10.0, &[("decode", 2.0)]);
         assert_eq!(
             line,
@@ -110,5 +119,12 @@ mod tests {
         );
         assert_eq!(fields["training_s"]["rest"], 0.5);
         assert_eq!(fields["workers_s"]["decode"], 2.0);
+        // With several ranks.
+        let once = StepTimes { exchange: 0.25, ..times };
+        let mut twice = once;
+        twice += once;
+        let (line, fields) = describe(&twice, 20.0, &[]);
+        assert!(line.ends_with("backward 50.0 %, exchange 2.5 %, update 5.0 %, rest 2.5 %"), "{line}");
+        assert_eq!((&fields["training_s"]["exchange"], &fields["training_s"]["rest"]), (&json!(0.5), &json!(0.5)));
     }
 }

@@ -74,6 +74,9 @@ pub(crate) fn try_step<T: Task>(
     let met = meet((context.ranks, context.wire), context.layout, &state.model, meanwhile, || {
         together(sharing, || attempt(|| Ok(gradients(context, &state.model, parts, draw, &mut watch))))
     });
+    if context.ranks.others().is_some() {
+        watch.lap(Stage::Exchange);
+    }
     let stepped = met.and_then(|(made, met)| {
         let prepared = attempt(|| prepare(context, state, &before.0, made, met, hyper, watch.times()));
         // Nobody makes an update that another one has no memory for.

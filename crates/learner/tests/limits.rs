@@ -1,7 +1,9 @@
 //! Where training ends: after so much time, so many updates, without improvement; and what is there then.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+use std::cell::Cell;
 use std::path::Path;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,6 +19,14 @@ impl Observer for Slow {
     fn on_batch(&mut self, _: &BatchReport) {
         std::thread::sleep(Duration::from_millis(20));
     }
+}
+
+/// How many reports from here on say that nothing more of their epoch is trained.
+fn ends(session: &mut Learner<Toy>) -> Rc<Cell<usize>> {
+    let ends = Rc::<Cell<usize>>::default();
+    let count = Rc::clone(&ends);
+    session.on_epoch_end(move |report| count.set(count.get() + usize::from(report.over)));
+    ends
 }
 
 fn rows(dir: &Path) -> usize {
@@ -119,12 +129,13 @@ fn so_many_updates_are_made_and_no_more() {
     let run = |max_steps| {
         let dir = tempfile::tempdir().unwrap();
         let mut session = learner(dir.path(), LearnerConfig { max_steps, ..config() }, no_poison);
+        let ends = ends(&mut session);
         assert_eq!(session.fit(&data()).unwrap(), Outcome::Finished);
-        (session.state().counters.updates, rows(dir.path()))
+        (session.state().counters.updates, rows(dir.path()), ends.get())
     };
-    let (all, epochs) = run(None);
-    assert_eq!(run(Some(7)), (7, 1));
-    assert_eq!(run(Some(all + 1)), (all, epochs));
+    let (all, epochs, _) = run(None);
+    assert_eq!(run(Some(7)), (7, 1, 1));
+    assert_eq!(run(Some(all + 1)), (all, epochs, epochs));
 }
 
 #[test]
@@ -177,7 +188,9 @@ fn an_evaluation_within_an_epoch_leaves_the_batches_as_they_were() {
     let run = |eval_steps| {
         let dir = tempfile::tempdir().unwrap();
         let mut session = learner(dir.path(), LearnerConfig { eval_steps, workers: 2, ..config() }, no_poison);
+        let ends = ends(&mut session);
         session.fit(&data()).unwrap();
+        assert_eq!(ends.get(), toy::EPOCHS, "none of an epoch that goes on");
         let weights = session.layout().read(&session.layout().values(&session.ema_model())).unwrap();
         let mut made = session.task().made.lock().unwrap().clone();
         // Those of evaluations are larger.

@@ -12,4 +12,5 @@ mod power;
 mod ranks;
 mod resume;
 mod rollback;
+mod times;
 mod toy;

@@ -79,8 +79,10 @@ pub(crate) fn run(args: &BenchmarkArgs, signals: &Signals) -> Result<(), Failure
     if level.is_some() {
         say(&processor_choices());
     }
-    let rows = [("forward", report.forward_s), ("backward", report.backward_s), ("update", report.update_s), ("step", report.step_s)];
-    rows.iter().for_each(|(name, seconds)| say(&format!("{name:>10} {:>9.1} ms", seconds * 1e3)));
+    let parts = [("forward", report.forward_s), ("backward", report.backward_s)];
+    let exchange = Some(("exchange", report.exchange_s)).filter(|(_, seconds)| *seconds > 0.0);
+    let rows = parts.into_iter().chain(exchange).chain([("update", report.update_s), ("step", report.step_s)]);
+    rows.for_each(|(name, seconds)| say(&format!("{name:>10} {:>9.1} ms", seconds * 1e3)));
     say(&format!("{:>10} {:>9.1} tokens/s", "training", report.tokens_per_s));
     say_bounds(&report.bounds, peak);
     if let Some(gb) = report.peak_gb {

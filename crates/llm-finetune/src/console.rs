@@ -14,6 +14,8 @@ fn grad(norm: Option<f64>) -> String {
 pub(crate) struct Console {
     info: Option<RunInfo>,
     foot: Foot,
+    /// Epoch, batch and fields of the newest row, until it is printed: that of an epoch's last batch, or of the last before it that left one.
+    unprinted: Option<((usize, usize), Vec<String>)>,
     clock: Instant,
     tokens: usize,
     examples: usize,
@@ -22,7 +24,14 @@ pub(crate) struct Console {
 
 impl Console {
     pub(crate) fn new() -> Self {
-        Self { info: None, foot: Foot::default(), clock: Instant::now(), tokens: 0, examples: 0, grad_norm: None }
+        let (foot, clock) = (Foot::default(), Instant::now());
+        Self { info: None, foot, unprinted: None, clock, tokens: 0, examples: 0, grad_norm: None }
+    }
+
+    /// Removes the bar and leaves the row that is not printed yet, if there is one.
+    fn close(&mut self) {
+        let row = self.unprinted.take().map(|(_, fields)| fit(&fields, "  ", columns()));
+        self.foot.close(&row.unwrap_or_default());
     }
 }
 
@@ -31,8 +40,10 @@ impl Observer for Console {
         self.info = Some(info.clone());
     }
 
-    fn on_epoch(&mut self, _: usize, _: usize) {
+    fn on_epoch(&mut self, epoch: usize, position: usize) {
         let Some(info) = &self.info else { return };
+        // What a roll-back has taken out was never trained on.
+        self.unprinted.take_if(|((of, at), _)| *of != epoch || *at >= position);
         self.foot.begin("batch ", info.batches);
         (self.clock, self.tokens, self.examples) = (Instant::now(), 0, 0);
     }
@@ -54,9 +65,12 @@ impl Observer for Console {
         ];
         fields.extend(report.gauges.iter().map(|(_, _, text)| text.clone()));
         fields.push(format!("mean {:.4}", value(&report.means)));
-        self.foot.show("batch ", |room| fit(&fields, "  ", room), report.position + 1, info.batches);
-        if report.position + 1 == info.batches {
-            self.foot.close(&fit(&fields, "  ", columns()));
+        let done = report.position + 1;
+        let last = done == info.batches;
+        self.foot.show("batch ", |room| fit(&fields, "  ", room), done, info.batches);
+        self.unprinted = Some(((report.epoch, report.position), fields));
+        if last {
+            self.close();
         }
     }
 
@@ -65,7 +79,11 @@ impl Observer for Console {
     }
 
     fn on_epoch_end(&mut self, report: &EpochReport) {
-        self.foot.close("");
+        if report.over {
+            self.close();
+        } else {
+            self.foot.close("");
+        }
         let Some(e) = &report.evaluation else { return };
         let value = |name: &str| e.get(name).unwrap_or(f64::NAN);
         let best = if report.best { "  (best so far)" } else { "" };
@@ -81,13 +99,73 @@ impl Observer for Console {
     }
 
     fn on_end(&mut self) {
-        self.foot.close("");
+        self.close();
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+
+    use bellows_learner::StepTimes;
+
     use super::*;
+
+    fn report(position: usize) -> BatchReport {
+        BatchReport {
+            step: 1,
+            epoch: 0,
+            epochs: 3,
+            position,
+            items: vec![1.0],
+            means: vec![1.0],
+            count: 7,
+            samples: 4,
+            units: 4,
+            seconds: 0.1,
+            lr: vec![0.01],
+            grad_norm: None,
+            times: StepTimes::default(),
+            gauges: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn an_epoch_leaves_one_row_whichever_batch_is_the_last_that_is_reported() {
+        static TOLD: Mutex<Vec<String>> = Mutex::new(Vec::new());
+        let tell = |line: &str| TOLD.lock().unwrap().push(line.to_string());
+        let rows = || TOLD.lock().unwrap().iter().filter(|line| line.starts_with("epoch 1/3")).count();
+        let begun = |batches: usize| {
+            TOLD.lock().unwrap().clear();
+            let mut console = Console { foot: Foot::default().through(tell), ..Console::new() };
+            let (item_names, metric_names) = (vec!["loss"], Vec::new());
+            console.on_start(&RunInfo { epochs: 3, epoch: 0, position: 0, batches: 5, step: 0, unit: "tokens", item_names, metric_names });
+            console.on_epoch(0, 0);
+            (0..batches).for_each(|position| console.on_batch(&report(position)));
+            console
+        };
+        let end = |over| EpochReport { step: 5, epoch: 0, means: vec![1.0], evaluation: None, best: false, over, elapsed_s: 1.0 };
+        for batches in [2, 5] {
+            let mut console = begun(batches);
+            console.on_evaluating(0, 1);
+            console.on_epoch_end(&end(true));
+            assert_eq!(rows(), 1, "{batches} batches");
+            console.on_end();
+            assert_eq!(rows(), 1, "{batches} batches, at the end");
+        }
+        // An evaluation within the epoch is no end of it; what a roll-back takes out leaves nothing.
+        for (position, left) in [(2, 1), (0, 0)] {
+            let mut console = begun(2);
+            console.on_evaluating(0, 1);
+            console.on_epoch_end(&end(false));
+            console.on_epoch(0, position);
+            assert_eq!(rows(), 0, "within the epoch");
+            console.on_epoch_end(&end(true));
+            assert_eq!(rows(), left, "from {position}");
+        }
+        begun(2).on_end();
+        assert_eq!(rows(), 1, "a run that is stopped");
+    }
 
     #[test]
     fn before_the_first_update_there_is_no_gradient() {

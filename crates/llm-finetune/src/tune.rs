@@ -167,7 +167,7 @@ fn measure(config: SftConfig, batch: usize, signals: &Signals) -> Result<(), Fai
     tuning.learner().observe(timer.clone()).observe(Watch { latest: move || telemetry.latest(), highest: Rc::clone(&highest) });
     tuning.run()?;
     tuning.save()?;
-    let seconds = |window: &[StepTimes]| window.iter().map(|t| t.forward + t.backward + t.update).sum::<f64>();
+    let seconds = |window: &[StepTimes]| window.iter().map(StepTimes::step).sum::<f64>();
     let step_s = median(timer.after(windows).chunks(windows).map(seconds).collect()) / windows as f64;
     let usage = device.device.memory_pool_usage();
     let reading = highest.get();

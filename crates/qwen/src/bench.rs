@@ -136,6 +136,8 @@ pub struct BenchmarkReport {
     pub peak_gb: Option<f64>,
     /// Threads of the CPU that were used.
     pub threads: usize,
+    /// What of the exchange with other ranks comes after the backward pass, and waiting for them, seconds.
+    pub exchange_s: f64,
     /// The instruction set of products with the weights, on the processor.
     pub level: &'static str,
     /// Layers run again in the backward pass.
@@ -158,7 +160,7 @@ impl Benchmark {
         let timer = Self { checkpointing, ..self.clone() }.train(device, scratch, self.steps + WARM_UP, others)?;
         let (times, threads) = (timer.after(WARM_UP), rayon::current_num_threads());
         let part = |of: fn(&StepTimes) -> f64| median(times.iter().map(of).collect());
-        let step_s = part(|t| t.forward + t.backward + t.update);
+        let step_s = part(StepTimes::step);
         let flop = (self.batch * self.seq) as f64 * work;
         let bounds = Bounds {
             flop,
@@ -181,6 +183,7 @@ impl Benchmark {
             tokens_per_s: (self.batch * self.seq) as f64 / step_s,
             peak_gb: peak_memory(),
             threads,
+            exchange_s: part(|t| t.exchange),
             level: processor_level(self.precision.of_products()),
             layers_rerun: rerun,
             base_dtype: self.base_dtype,
@@ -359,6 +362,7 @@ mod tests {
             "tokens_per_s",
             "peak_gb",
             "threads",
+            "exchange_s",
             "level",
             "layers_rerun",
             "base_dtype",

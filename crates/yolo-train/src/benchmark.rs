@@ -58,8 +58,10 @@ pub(crate) fn run(args: &BenchmarkArgs, signals: &Signals) -> Result<(), Failure
     }
     let because = device.lowering_reason.as_ref().map(|reason| format!(", because {reason}")).unwrap_or_default();
     say(&format!("convolutions: {}{because}", device.lowering));
-    let rows = [("forward", report.forward_s), ("backward", report.backward_s), ("update", report.update_s), ("step", report.step_s)];
-    rows.iter().for_each(|(name, seconds)| say(&format!("{name:>10} {:>9.1} ms", seconds * 1e3)));
+    let parts = [("forward", report.forward_s), ("backward", report.backward_s)];
+    let exchange = Some(("exchange", report.exchange_s)).filter(|(_, seconds)| *seconds > 0.0);
+    let rows = parts.into_iter().chain(exchange).chain([("update", report.update_s), ("step", report.step_s)]);
+    rows.for_each(|(name, seconds)| say(&format!("{name:>10} {:>9.1} ms", seconds * 1e3)));
     say(&format!(
         "{:>10} {:>9.1} ms of the step: value and gradient over {} classes",
         "class loss",

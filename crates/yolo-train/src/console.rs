@@ -11,6 +11,8 @@ pub(crate) struct Console {
     imgsz: usize,
     info: Option<RunInfo>,
     foot: Foot,
+    /// Epoch, batch and cells of the newest row, until it is printed: that of an epoch's last batch, or of the last before it that left one.
+    unprinted: Option<((usize, usize), Vec<String>)>,
     samples: usize,
     busy: Duration,
     clock: Instant,
@@ -18,7 +20,8 @@ pub(crate) struct Console {
 
 impl Console {
     pub(crate) fn new(imgsz: usize) -> Self {
-        Self { imgsz, info: None, foot: Foot::default(), samples: 0, busy: Duration::ZERO, clock: Instant::now() }
+        let (busy, clock) = (Duration::ZERO, Instant::now());
+        Self { imgsz, info: None, foot: Foot::default(), unprinted: None, samples: 0, busy, clock }
     }
 
     /// The cells of the row that this batch leaves.
@@ -28,6 +31,12 @@ impl Console {
         let mut row = row(before, &report.means, [report.count.to_string(), self.imgsz.to_string(), rate(per_second)]);
         row.extend(report.gauges.iter().map(|(_, _, text)| format!("  {text}")));
         row
+    }
+
+    /// Removes the bar and leaves the row that is not printed yet, if there is one.
+    fn close(&mut self) {
+        let row = self.unprinted.take().map(|(_, row)| fit(&row, "", columns()));
+        self.foot.close(&row.unwrap_or_default());
     }
 }
 
@@ -59,8 +68,10 @@ impl Observer for Console {
         self.info = Some(info.clone());
     }
 
-    fn on_epoch(&mut self, _epoch: usize, _position: usize) {
+    fn on_epoch(&mut self, epoch: usize, position: usize) {
         let Some(info) = &self.info else { return };
+        // What a roll-back has taken out was never trained on.
+        self.unprinted.take_if(|((of, at), _)| *of != epoch || *at >= position);
         self.foot.say(&format!("\n{}", fit(&header(&info.item_names), "", columns())));
         self.foot.begin("batch ", info.batches);
         (self.samples, self.busy, self.clock) = (0, Duration::ZERO, Instant::now());
@@ -71,18 +82,24 @@ impl Observer for Console {
         self.samples += report.samples;
         self.busy = self.clock.elapsed();
         let row = self.row(report);
-        self.foot.show("batch ", |room| fit(&row, "", room), report.position + 1, info.batches);
-        if report.position + 1 == info.batches {
-            self.foot.close(&fit(&row, "", columns()));
+        let done = report.position + 1;
+        let last = done == info.batches;
+        self.foot.show("batch ", |room| fit(&row, "", room), done, info.batches);
+        self.unprinted = Some(((report.epoch, report.position), row));
+        if last {
+            self.close();
         }
     }
 
     fn on_evaluating(&mut self, done: usize, total: usize) {
+        if self.unprinted.is_some() {
+            self.close();
+        }
         self.foot.show("validating ", table_header, done, total);
     }
 
     fn on_epoch_end(&mut self, report: &EpochReport) {
-        self.foot.close("");
+        self.close();
         let Some(e) = &report.evaluation else { return };
         let value = |name: &str| e.get(name).unwrap_or(f64::NAN);
         let values = ["metrics/precision(B)", "metrics/recall(B)", "metrics/mAP50(B)", "metrics/mAP50-95(B)"].map(value);
@@ -105,17 +122,18 @@ impl Observer for Console {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+
     use bellows_learner::StepTimes;
 
     use super::*;
 
-    #[test]
-    fn a_row_counts_the_epochs_that_are_planned_by_then() {
-        let report = BatchReport {
+    fn report(epoch: usize, epochs: usize, position: usize) -> BatchReport {
+        BatchReport {
             step: 1,
-            epoch: 100,
-            epochs: 103,
-            position: 0,
+            epoch,
+            epochs,
+            position,
             items: vec![1.0],
             means: vec![1.0],
             count: 7,
@@ -126,8 +144,46 @@ mod tests {
             grad_norm: None,
             times: StepTimes::default(),
             gauges: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_row_counts_the_epochs_that_are_planned_by_then() {
+        assert_eq!(Console::new(640).row(&report(100, 103, 0))[0].trim(), "101/103");
+    }
+
+    #[test]
+    fn an_epoch_leaves_one_row_whichever_batch_is_the_last_that_is_reported() {
+        static TOLD: Mutex<Vec<String>> = Mutex::new(Vec::new());
+        let tell = |line: &str| TOLD.lock().unwrap().push(line.to_string());
+        let rows = || TOLD.lock().unwrap().iter().filter(|line| line.trim_start().starts_with("1/3 ")).count();
+        let begun = |batches: usize| {
+            TOLD.lock().unwrap().clear();
+            let mut console = Console { foot: Foot::default().through(tell), ..Console::new(640) };
+            let (item_names, metric_names) = (vec!["box_loss"], Vec::new());
+            console.on_start(&RunInfo { epochs: 3, epoch: 0, position: 0, batches: 5, step: 0, unit: "images", item_names, metric_names });
+            console.on_epoch(0, 0);
+            (0..batches).for_each(|position| console.on_batch(&report(0, 3, position)));
+            console
         };
-        assert_eq!(Console::new(640).row(&report)[0].trim(), "101/103");
+        let end = EpochReport { step: 5, epoch: 0, means: vec![1.0], evaluation: None, best: false, over: true, elapsed_s: 1.0 };
+        for (batches, judged) in [(2, false), (2, true), (5, false), (5, true)] {
+            let mut console = begun(batches);
+            if judged {
+                console.on_evaluating(0, 1);
+                assert_eq!(rows(), 1, "{batches} batches, before the table");
+            }
+            console.on_epoch_end(&end);
+            console.on_end();
+            assert_eq!(rows(), 1, "{batches} batches");
+        }
+        // Back to before the batches of the row, or on behind them.
+        for (position, left) in [(0, 0), (2, 1)] {
+            let mut console = begun(2);
+            console.on_epoch(0, position);
+            console.on_epoch_end(&end);
+            assert_eq!(rows(), left, "from {position}");
+        }
     }
 
     #[test]

@@ -71,6 +71,8 @@ pub struct Toy {
     pub closing: bool,
     /// The epochs that draws of an epoch's plan were told of.
     pub planned: Mutex<Vec<usize>>,
+    /// So long it takes until a pass begins.
+    pub pause: Duration,
     /// Calls of `per_count` until then: the second after the gradients is made in the update.
     pub calls_left: AtomicUsize,
 }
@@ -96,6 +98,7 @@ impl Default for Toy {
             update_shortage: None,
             closing: false,
             planned: Mutex::default(),
+            pause: Duration::ZERO,
             calls_left: AtomicUsize::new(0),
         }
     }
@@ -205,6 +208,7 @@ impl Task for Toy {
         layout: &Layout,
         _: &mut Stopwatch<'_>,
     ) -> (StepOutput<()>, Vec<Option<Tensor<1>>>) {
+        std::thread::sleep(self.pause);
         let output = self.loss(model, batch, draw, device);
         let mut grads = output.loss.backward();
         if let Some(told) = self.told {

@@ -82,6 +82,8 @@ pub struct BenchmarkReport {
     pub peak_gb: Option<f64>,
     /// Threads of the CPU that were used.
     pub threads: usize,
+    /// What of the exchange with other ranks comes after the backward pass, and waiting for them, seconds.
+    pub exchange_s: f64,
     /// What the step is held against: the work of its convolutions alone.
     #[serde(flatten)]
     pub bounds: Bounds,
@@ -101,7 +103,7 @@ impl Benchmark {
         let peak_gb = peak_memory();
         let (times, threads) = (timer.after(WARM_UP), rayon::current_num_threads());
         let part = |of: fn(&StepTimes) -> f64| median(times.iter().map(of).collect());
-        let step_s = part(|t| t.forward + t.backward + t.update);
+        let step_s = part(StepTimes::step);
         let device = device.clone().without_autodiff();
         let model = learner.ema_model();
         let flop = self.batch as f64 * model.summary(self.imgsz, self.imgsz).work();
@@ -125,6 +127,7 @@ impl Benchmark {
             infer_images_per_s: self.batch as f64 / infer_s,
             peak_gb,
             threads,
+            exchange_s: part(|t| t.exchange),
             bounds,
         })
     }

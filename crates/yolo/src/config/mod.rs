@@ -183,7 +183,7 @@ settings! {
         /// in `tensorboard/`
         tensorboard: bool = false;
         /// Tell after every epoch where its time went
-        /// waiting for data, forward, backward, update; and what the workers did meanwhile
+        /// waiting for data, forward, backward, exchange (with several ranks), update; and what the workers did meanwhile
         profile: bool = false;
         /// A process that computes nothing watches the one that trains: it is started again when it crashes, hangs, runs out of memory or loses the device
         supervise: bool = false;

@@ -384,6 +384,11 @@ fn faults_of_files() {
         ("a.csv", b"prompt,completion\n\"[{\"\"content\"\": \"\"a\nb\"\", \"\"role\"\": \"\"user\"\"}]\",b\n", &["a.csv:2", "JSON"]),
         ("a.csv", b"prompt,completion\na,\"[ {\"\"role\"\": \"\"assistant\"\", \"\"content\"\": \"\"b\"\n", &["a.csv:2", "JSON"]),
         ("a.jsonl", br#"{"prompt": "a", "completion": "b", "system": "s"}"#, &["a.jsonl:1", "`system` is text", "`messages` have one"]),
+        (
+            "a.jsonl",
+            br#"{"chosen": [{"role": "user", "content": "a"}], "rejected": [{"role": "user", "content": "b"}], "system": "s"}"#,
+            &["a.jsonl:1", "chats that begin alike"],
+        ),
         ("a.jsonl", br#"{"prompt": "a", "chosen": "b", "rejected": "c", "system": "s"}"#, &["a.jsonl:1", "`system` is text"]),
         ("a.csv", b"text\na\n\xff\n", &["a.csv:3", "UTF-8"]),
         ("a.csv", b"text,text\na,b\n", &["a.csv:1", "`text` is there twice"]),

@@ -110,7 +110,8 @@ impl Words<'_> {
     fn is_exact(&self, row: &Map<String, Value>) -> bool {
         let (prompt, completion) = (self.config.prompt_key.as_str(), self.config.completion_key.as_str());
         let any = |keys: &[&str]| keys.iter().any(|key| has(row, key));
-        has(row, "answer") && any(&["question", prompt]) && !any(&[completion, "messages", "conversations", "instruction"])
+        let alpaca = prompt != "instruction" && has(row, "instruction");
+        has(row, "answer") && any(&["question", prompt]) && !any(&[completion, "messages", "conversations"]) && !alpaca
     }
 
     /// The tokens of a row's prompt, with its `system` message if there is one.

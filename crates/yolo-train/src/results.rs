@@ -60,23 +60,11 @@ pub(crate) struct Results {
 }
 
 impl Results {
-    /// A folder that is used again is cleared of what is to be written.
-    ///
-    /// # Errors
-    /// What cannot be removed.
-    pub(crate) fn new(wanted: Wanted, sources: usize, names: Vec<String>) -> Result<Self, Failure> {
-        if let Some(root) = &wanted.folder {
-            for (written, folder, suffix) in [(wanted.labels, "labels", "txt"), (wanted.crops, "crops", "jpg")] {
-                if written {
-                    clear(&root.join(folder), suffix, 1)?;
-                }
-            }
-        }
+    pub(crate) fn new(wanted: Wanted, sources: usize, names: Vec<String>) -> Self {
         let annotator = Annotator::new(wanted.ink);
         let (fresh, fresh_labels, fresh_crops) = Default::default();
         let (looked_at, skipped, labels, milliseconds) = Default::default();
-        let film = None;
-        Ok(Self { wanted, sources, names, annotator, fresh, fresh_labels, fresh_crops, film, looked_at, skipped, labels, milliseconds })
+        Self { wanted, sources, names, annotator, fresh, fresh_labels, fresh_crops, film: None, looked_at, skipped, labels, milliseconds }
     }
 
     /// The next result.
@@ -134,6 +122,8 @@ impl Results {
             let name = self.fresh_labels.fresh(&named);
             save(&label(&name), lines.as_bytes())?;
             self.labels += 1;
+        } else if self.wanted.labels && !self.fresh_labels.contains(&named) {
+            remove(&label(Path::new(&named)))?;
         }
         if self.wanted.crops {
             for detection in found {
@@ -224,22 +214,12 @@ fn save(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
     std::fs::create_dir_all(folder).and_then(|()| std::fs::write(path, bytes)).context(Exit::Failed, path.display())
 }
 
-/// Removes the files with this suffix in `folder` and, so `deep`, in folders there: what a run before this one has found in the same place is not to be taken
-/// for what this one has.
-fn clear(folder: &Path, suffix: &str, deep: usize) -> Result<(), Failure> {
-    let listed = match std::fs::read_dir(folder) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
-        other => other.context(Exit::Failed, folder.display())?,
-    };
-    for entry in listed {
-        let path = entry.context(Exit::Failed, folder.display())?.path();
-        if path.is_dir() && deep > 0 {
-            clear(&path, suffix, deep - 1)?;
-        } else if path.is_file() && path.extension().is_some_and(|own| own == suffix) {
-            std::fs::remove_file(&path).context(Exit::Failed, path.display())?;
-        }
+/// What a run before this one has found in the same folder is not to be taken for what this one has.
+fn remove(path: &Path) -> Result<(), Failure> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(error).context(Exit::Failed, path.display()),
+        _ => Ok(()),
     }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -261,7 +241,7 @@ mod tests {
             json: true,
             ink: Ink::default(),
         };
-        let mut results = Results::new(wanted(), 3, vec!["car".into()]).unwrap();
+        let mut results = Results::new(wanted(), 3, vec!["car".into()]);
         let found = |class| vec![Detection { xyxy: [1.0, 1.0, 9.0, 9.0], score: 0.5, class }];
         let shot = |input, stem: &str, film: Option<u64>| {
             let (stem, film) = (stem.to_string(), film.map(|number| (number, "25".to_string())));
@@ -281,7 +261,7 @@ mod tests {
             assert!(dir.path().join(format!("crops/{crop}.jpg")).is_file(), "{crop}");
         }
         // The next run in this folder finds nothing in the two images, of which one is called as a frame that it has found something in.
-        let mut again = Results::new(wanted(), 3, vec!["car".into()]).unwrap();
+        let mut again = Results::new(wanted(), 3, vec!["car".into()]);
         for (found, (input, stem, film)) in
             [(Vec::new(), (0, "clip_1_2", None)), (found(0), (1, "clip", Some(0))), (Vec::new(), (2, "clip_1", None))]
         {
@@ -289,8 +269,6 @@ mod tests {
         }
         again.end(1.0).unwrap();
         let is_left = |name: &str| dir.path().join(format!("labels/{name}.txt")).is_file();
-        assert_eq!(["clip_1", "clip_2", "clip", "clip_1_2", "clip_2_1"].map(is_left), [false, false, true, false, false]);
-        let crops = |name: &str| dir.path().join(format!("crops/{name}.jpg")).is_file();
-        assert!(crops("car/clip") && !["car/clip_1", "class_1/clip_2", "class_3/clip_1"].into_iter().any(crops));
+        assert_eq!(["clip_1", "clip_2", "clip_1_2"].map(is_left), [true, true, false]);
     }
 }

@@ -35,6 +35,7 @@ const DIFFERS: &[(&str, &str)] = &[
 /// The same of the flags of a verb: (mode, name, what).
 const OF_VERBS: &[(&str, &str, &str)] = &[
     ("export", "batch", FOR_ONNX),
+    ("val", "batch", "a number of images; -1 and parts of the memory are refused"),
     ("export", "imgsz", FOR_ONNX),
     ("export", "conf", FOR_NMS),
     ("export", "iou", FOR_NMS),

@@ -240,17 +240,20 @@ fn pair(row: &Map<String, Value>, prompt: &str) -> Result<Example, Fault> {
         let [chosen, rejected] = ["chosen", "rejected"].map(|answer| prompt_completion(row, prompt, answer));
         return Ok(Example::Pair { chosen: Box::new(chosen?), rejected: Box::new(rejected?) });
     }
-    let (mut chosen, mut rejected) = (led(row, messages(row, "chosen")?)?, led(row, messages(row, "rejected")?)?);
+    let (chosen, rejected) = (messages(row, "chosen")?, messages(row, "rejected")?);
     let common = chosen.iter().zip(&rejected).take_while(|(a, b)| a == b).count();
     if common == 0 || common == chosen.len() || common == rejected.len() {
         let expected = "a list of messages, or chats that begin alike and end in different answers";
         return Err(Fault::Value { key: prompt.into(), found: found(row.get(prompt)), expected });
     }
-    for messages in [&mut chosen, &mut rejected] {
-        messages[..common].iter_mut().for_each(|message| message.prompt = true);
-    }
     let tools = tools(row)?;
-    let [chosen, rejected] = [chosen, rejected].map(|messages| chat(Conversation { messages, tools: tools.clone() }));
+    let [chosen, rejected] = [chosen, rejected].map(|messages| {
+        let answers = messages.len() - common;
+        let mut messages = led(row, messages)?;
+        let prompt = messages.len() - answers;
+        messages[..prompt].iter_mut().for_each(|message| message.prompt = true);
+        chat(Conversation { messages, tools: tools.clone() })
+    });
     Ok(Example::Pair { chosen: Box::new(chosen?), rejected: Box::new(rejected?) })
 }
 

@@ -25,7 +25,7 @@ pub struct Piece {
 }
 
 /// How to render.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RenderOptions {
     /// Ends with the beginning of an assistant's turn, for generation.
     pub generation_prompt: bool,
@@ -34,10 +34,4 @@ pub struct RenderOptions {
     pub thinking: Option<bool>,
     /// Special tokens written in the messages are taken for real, as `transformers` does. Off, they are text like any other.
     pub special_in_content: bool,
-}
-
-impl Default for RenderOptions {
-    fn default() -> Self {
-        RenderOptions { generation_prompt: false, thinking: None, special_in_content: false }
-    }
 }

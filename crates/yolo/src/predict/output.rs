@@ -94,6 +94,11 @@ impl FreshNames {
         self.0.entry(name.clone()).or_insert(2);
         name.into()
     }
+
+    /// Whether somebody has this name.
+    pub fn contains(&self, name: &str) -> bool {
+        self.0.contains_key(name)
+    }
 }
 
 #[cfg(test)]
@@ -133,8 +138,10 @@ mod tests {
         assert_eq!(folder(&["../../etc".into()], 0), "______etc");
         assert_eq!(folder(&[" ".into()], 0), "class_0");
         let mut fresh = FreshNames::default();
+        assert!(!fresh.contains("a_2"));
         assert_eq!(["a", "a", "a_2", "a"].map(|s| fresh.fresh(s).display().to_string()), ["a", "a_2", "a_2_2", "a_3"]);
         assert_eq!(["a_3", "a_4", "a"].map(|s| fresh.fresh(s).display().to_string()), ["a_3_2", "a_4", "a_5"]);
+        assert!(fresh.contains("a_2") && !fresh.contains("a_6"));
         // Counted on, and not from 2 each time.
         (1..20_000).for_each(|_| drop(fresh.fresh("b")));
         assert_eq!(fresh.fresh("b"), PathBuf::from("b_20000"));

@@ -6,13 +6,14 @@ use crate::adapter::{ALL_LINEAR, EMBEDDING, HEAD, LoraConfig, Targets};
 use crate::checkpointing::Checkpointing;
 use crate::concept::edit::Ablation;
 use crate::concept::stages::check_names;
+use crate::optim::Optim;
 use crate::precision::{Products, RunPrecision};
 use crate::preference::{Objective, PairLoss};
 use crate::storage::BaseDtype;
 use bellows_chat::plan::{Mode, Stop};
 use bellows_chat::{EncodeOptions, ReadOptions, Role, TrainOn, TrainOnEos, Truncation};
 use bellows_kernels::Precision;
-use bellows_learner::{Decay, LearnerConfig, Limits, OptimizerKind, Schedule, UpdateSchedule, Wire};
+use bellows_learner::{Decay, LearnerConfig, Limits, Schedule, UpdateSchedule, Wire};
 use bellows_settings::{Layer, SettingsError, merge, settings, with_text};
 use bellows_weights::gguf::Preset;
 use serde::{Deserialize, Serialize};
@@ -224,7 +225,8 @@ settings! {
     }
     "Optimizer" {
         /// AdamW, Adam, SGD, Adafactor (small state), or Lion (a tenth of AdamW's learning rate)
-        optim: OptimizerKind as String = OptimizerKind::AdamW;
+        /// in upper or lower case; adamw_torch, adamw_torch_fused and adamw_hf of transformers are AdamW
+        optim: Optim as String = Optim::AdamW;
         /// Peak learning rate
         learning_rate: f64 = 2e-4;
         /// Peak learning rate of embed_tokens and lm_head where they are trained, if it is another; a fifth of it or less is usual
@@ -359,10 +361,7 @@ impl SftConfig {
         if let Some((name, x)) = ratios.iter().find(|(_, x)| !(0.0..=1.0).contains(x)) {
             return Err(bad(format!("{name} {x} is not between 0 and 1")));
         }
-        // The others have constants of detectors.
-        use OptimizerKind::{Adafactor, Adam, AdamW, Lion, Sgd};
         let rules = [
-            (!matches!(self.optim, AdamW | Adam | Sgd | Adafactor | Lion), "optim must be AdamW, Adam, SGD, Adafactor or Lion"),
             (!(0.0..1.0).contains(&self.momentum), "momentum must be at least 0 and below 1"),
             (self.adam_beta1.is_some_and(|beta| !(0.0..1.0).contains(&beta)), "adam_beta1 must be at least 0 and below 1"),
             (!(0.0..1.0).contains(&self.adam_beta2), "adam_beta2 must be at least 0 and below 1"),
@@ -486,7 +485,7 @@ impl SftConfig {
     }
 
     fn is_adam(&self) -> bool {
-        matches!(self.optim, OptimizerKind::Adam | OptimizerKind::AdamW)
+        matches!(self.optim, Optim::Adam | Optim::AdamW)
     }
 
     /// Whether a constant of Adam's was given.
@@ -595,7 +594,7 @@ impl SftConfig {
         };
         LearnerConfig {
             patience: self.early_stopping_patience,
-            optimizer: self.optim,
+            optimizer: self.optim.into(),
             // Lion has a constant of its own.
             beta2: self.is_adam().then_some(self.adam_beta2),
             eps: self.precision.epsilon(self.adam_epsilon, Self::default().adam_epsilon),

@@ -33,6 +33,7 @@ pub mod merging;
 pub mod model;
 pub mod modelfile;
 mod named;
+pub mod optim;
 mod overflow;
 pub mod pairs;
 pub mod peft;

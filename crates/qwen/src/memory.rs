@@ -17,11 +17,11 @@ use crate::config::{Method, SftConfig};
 use crate::loss::{copies, most};
 use crate::maps::{Map, of_layer};
 use crate::model::ModelConfig;
+use crate::optim::Optim;
 use crate::precision::Products;
 use crate::preference::Objective;
 use crate::storage::{BaseDtype, Storage};
 use bellows_kernels::Precision;
-use bellows_learner::OptimizerKind;
 pub use bellows_learner::memory::Place;
 use bellows_learner::memory::last;
 use bellows_weights::gguf::Preset;
@@ -183,9 +183,9 @@ impl Footprint {
             reference: config.objective == Objective::Dpo,
             accumulates: config.gradient_accumulation_steps > 1,
             moments: match config.optim {
-                OptimizerKind::Sgd | OptimizerKind::Lion => 1.0,
-                OptimizerKind::Adafactor => 0.0,
-                _ => 2.0,
+                Optim::Sgd | Optim::Lion => 1.0,
+                Optim::Adafactor => 0.0,
+                Optim::Adam | Optim::AdamW => 2.0,
             },
             weights,
             trained,

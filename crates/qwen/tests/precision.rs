@@ -12,12 +12,13 @@ use std::sync::atomic::AtomicBool;
 use crate::support::{ending, error, examples, model, settings, shape, tokenizer};
 use bellows_chat::Template;
 use bellows_kernels::{Lowering, set_default_lowering};
-use bellows_learner::{LearnError, Notice, Observer, OptimizerKind, Outcome};
+use bellows_learner::{LearnError, Notice, Observer, Outcome};
 use bellows_qwen::base::Base;
 use bellows_qwen::checkpointing::Checkpointing;
 use bellows_qwen::config::SftConfig;
 use bellows_qwen::data::SftData;
 use bellows_qwen::model::CausalLm;
+use bellows_qwen::optim::Optim;
 use bellows_qwen::precision::RunPrecision;
 use bellows_qwen::train::{Finetune, FinetuneError};
 use bellows_runs::RunDir;
@@ -67,7 +68,7 @@ fn trained(config: &SftConfig, device: &Device) -> Vec<(String, Vec<f32>)> {
 #[test]
 fn a_run_in_f16_is_near_one_in_f32() {
     // SGD moves by what gradients are; Adam would by their signs, and has an ε of its own in pure f16.
-    let sgd = |precision| SftConfig { optim: OptimizerKind::Sgd, ..with(precision) };
+    let sgd = |precision| SftConfig { optim: Optim::Sgd, ..with(precision) };
     let plain = trained(&sgd(RunPrecision::F32), &Device::flex());
     for (precision, scale, limit) in
         [(RunPrecision::Fp16, "dynamic", 5e-3), (RunPrecision::Fp16, "1024", 5e-3), (RunPrecision::Fp16Pure, "dynamic", 2e-2)]
@@ -106,7 +107,7 @@ fn pure_f16_on_a_device_is_that_of_the_processor() {
         return;
     }
     set_default_lowering(Lowering::Gemm);
-    let config = SftConfig { optim: OptimizerKind::Sgd, epochs: 1, ..with(RunPrecision::Fp16Pure) };
+    let config = SftConfig { optim: Optim::Sgd, epochs: 1, ..with(RunPrecision::Fp16Pure) };
     let [theirs, ours] = [Device::flex(), Device::vulkan(DeviceKind::Cpu)].map(|device| trained(&config, &device));
     for ((name, ours), (_, theirs)) in ours.iter().zip(&theirs) {
         let e = error(ours, theirs);

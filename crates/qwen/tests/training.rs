@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::support::{self, ending, error, examples, host, model, scatter, settings, shape, tokenizer, train};
 use bellows_chat::{Batch, Encoded, PADDING, Template};
-use bellows_learner::{Draw, Layout, OptimizerKind, Stopwatch, Task};
+use bellows_learner::{Draw, Layout, Stopwatch, Task};
 use bellows_qwen::adapter::{LoraConfig, Targets};
 use bellows_qwen::base::{Base, random};
 use bellows_qwen::checkpointing::Checkpointing;
@@ -18,6 +18,7 @@ use bellows_qwen::model::lora::{Lora, LoraSpec};
 use bellows_qwen::model::pass::{Draws, Pass};
 use bellows_qwen::model::weight::Weight;
 use bellows_qwen::model::{CausalLm, ModelConfig};
+use bellows_qwen::optim::Optim;
 use bellows_qwen::peft;
 use bellows_qwen::storage::BaseDtype;
 use bellows_qwen::task::SftTask;
@@ -163,7 +164,7 @@ fn lora_plus_is_a_higher_rate_for_b_alone() {
         let ((base, shape), rows, dir) = (checkpoint(&golden.join("model")), case(&golden), tempfile::tempdir().unwrap());
         let config = SftConfig {
             adapter: Some(adapter.to_string_lossy().into_owned()),
-            optim: OptimizerKind::Sgd,
+            optim: Optim::Sgd,
             epochs: 1,
             batch_size: rows.len(),
             learning_rate: 1.0,
@@ -222,10 +223,10 @@ fn layers_run_again_give_the_bits_of_layers_kept() {
 #[test]
 fn batches_of_eight_are_eight_batches_of_one() {
     let lengths: Vec<usize> = (0..24).map(|i| 4 + (i * 7) % 31).collect();
-    for (optim, limit) in [(OptimizerKind::Sgd, 1e-6), (OptimizerKind::AdamW, 1e-5)] {
+    for (optim, limit) in [(Optim::Sgd, 1e-6), (Optim::AdamW, 1e-5)] {
         let run = |batch_size, gradient_accumulation_steps| {
             let dir = tempfile::tempdir().unwrap();
-            let learning_rate = if optim == OptimizerKind::Sgd { 0.05 } else { 1e-3 };
+            let learning_rate = if optim == Optim::Sgd { 0.05 } else { 1e-3 };
             let config = SftConfig { batch_size, gradient_accumulation_steps, optim, learning_rate, ..settings() };
             ending(&mut train(config, model(), shape(), examples(&lengths), Vec::new(), dir.path()))
         };
@@ -332,7 +333,7 @@ fn an_adapter_of_pefts_goes_on_as_in_peft() {
             ..SftConfig { r: 16, lora_alpha: 32.0, ..settings() }
         };
         let dir = tempfile::tempdir().unwrap();
-        train(SftConfig { optim: OptimizerKind::AdamW, ..config }, base, shape, rows, Vec::new(), dir.path());
+        train(SftConfig { optim: Optim::AdamW, ..config }, base, shape, rows, Vec::new(), dir.path());
         let (ours, tensors) = peft::read(&dir.path().join("run/adapter")).unwrap();
         let (theirs, _) = peft::read(&golden.join("adapter")).unwrap();
         assert_eq!(

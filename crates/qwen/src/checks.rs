@@ -110,7 +110,8 @@ impl SftConfig {
         let one = self.batch_size * times;
         let way = times.is_multiple_of(ranks).then(|| format!("; --gradient-accumulation-steps {} makes one rank's", times / ranks));
         (ranks > 1).then(|| {
-            format!("updates: of {} rows ({ranks} ranks of {one}), and fewer than one rank makes{}", ranks * one, way.unwrap_or_default())
+            let (all, way) = (ranks * one, way.unwrap_or_default());
+            format!("updates: of at most {all} rows ({ranks} ranks of {one}), where one rank's are of at most {one}{way}")
         })
     }
 }
@@ -188,9 +189,10 @@ mod tests {
         assert_eq!(ends_at(Decay::Constant, 0.1), [said]);
         assert_eq!([ends_at(Decay::Constant, 0.0), ends_at(Decay::Cosine, 0.1)].concat(), Vec::<String>::new());
         let of = |ranks, times| SftConfig { ranks, batch_size: 3, gradient_accumulation_steps: times, ..plain.clone() }.larger_updates();
-        let said = "updates: of 12 rows (2 ranks of 6), and fewer than one rank makes; --gradient-accumulation-steps 1 makes one rank's";
+        let said = "updates: of at most 12 rows (2 ranks of 6), where one rank's are of at most 6; \
+                    --gradient-accumulation-steps 1 makes one rank's";
         assert_eq!([of(1, 2), of(2, 2)], [None, Some(said.into())]);
-        assert!(of(2, 3).unwrap().ends_with("one rank makes"), "half of three is none");
+        assert!(of(2, 3).unwrap().ends_with("(2 ranks of 9), where one rank's are of at most 9"), "half of three is none");
         let full = SftConfig { method: Method::Full, ..plain };
         assert_eq!(lines(full.clone(), 8), Vec::<String>::new());
         let unused = &lines(SftConfig { r: 8, use_dora: true, loraplus_lr_ratio: 16.0, ..full }, 8)[0];

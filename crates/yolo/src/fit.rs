@@ -193,13 +193,19 @@ impl<'a> Question<'a> {
         // What `auto` stands for depends on the data: as long as it is not known, it is what takes more.
         let moments = if config.optimizer == OptimizerChoice::SGD { 1 } else { 2 };
         let images = config.batch.images();
-        let kept = (moments, config.images_per_update() > images * config.ranks);
+        let kept = (moments, accumulates(config));
         Plan::new(summary, self.place, images, [self.form.channels, config.largest_side()], kept, workers, cache)
     }
 
     fn images(&self, network: &Yolo, config: &TrainConfig, bytes: f64, most: usize) -> usize {
         let summary = summary(network, config);
-        last(most, |images| self.planned(&summary, &of_images(config, images)).peak() <= bytes)
+        let fits = |images: usize| self.planned(&summary, &of_images(config, images)).peak() <= bytes;
+        // A larger batch takes more, but for the first that is an update by itself: no sum of gradients is held beside it.
+        let summed = last(most, |images| accumulates(&of_images(config, images)));
+        match last(most - summed, |more| fits(summed + more)) {
+            0 => last(summed, fits),
+            more => summed + more,
+        }
     }
 
     fn imgsz(&self, network: &Yolo, config: &TrainConfig, bytes: f64, most: usize) -> usize {
@@ -243,7 +249,12 @@ impl<'a> Question<'a> {
     /// As many images of the batch as fit, or a little fewer if updates are of as many images then.
     fn of_fewer(&self, network: &Yolo, config: &TrainConfig, bytes: f64) -> Option<TrainConfig> {
         let most = self.images(network, config, bytes, config.batch.images());
-        let as_large = |images: &usize| of_images(config, *images).images_per_update() == config.images_per_update();
+        let summary = summary(network, config);
+        // One that sums gradients may be beyond what a larger one fits into.
+        let as_large = |images: &usize| {
+            let trial = of_images(config, *images);
+            trial.images_per_update() == config.images_per_update() && self.planned(&summary, &trial).peak() <= bytes
+        };
         let even = (most.div_ceil(2).max(1)..=most).rev().find(as_large);
         (most > 0).then(|| of_images(config, even.unwrap_or(most)))
     }
@@ -289,6 +300,11 @@ impl<'a> Question<'a> {
 fn summary(network: &Yolo, config: &TrainConfig) -> Summary {
     let side = config.largest_side();
     network.summary(side, side)
+}
+
+/// Whether an update is of the gradients of several batches.
+fn accumulates(config: &TrainConfig) -> bool {
+    config.images_per_update() > config.batch.images() * config.ranks
 }
 
 /// The settings with batches of so many images.
@@ -354,6 +370,17 @@ mod tests {
         let copies = |optimizer, nbs| ((plan(optimizer, nbs).optimizer - least.optimizer) / least.weights).round();
         assert_eq!([copies(OptimizerChoice::SGD, 64), copies(OptimizerChoice::AdamW, 16)], [1.0, 2.0]);
         assert_eq!(copies(OptimizerChoice::Auto, 64), 3.0, "the defaults");
+    }
+
+    #[test]
+    fn a_batch_that_is_an_update_by_itself_may_fit_where_smaller_ones_do_not() {
+        let config = TrainConfig { model: "yolov8n".into(), imgsz: 32, batch: 80.into(), workers: 0, ..TrainConfig::default() };
+        let peak = |images: usize| question(TrainConfig { batch: images.into(), ..config.clone() }).plan().peak();
+        let (asked, bytes) = (question(config.clone()), peak(50));
+        assert!(peak(43) < peak(42) && peak(40) > bytes, "the gradients of two batches of 42 are summed");
+        assert_eq!(asked.most_images(bytes), 50);
+        // Forty would have updates of 80 images, as eighty have.
+        assert_eq!(asked.remedies(bytes).as_deref(), Some("--batch 50"));
     }
 
     #[test]

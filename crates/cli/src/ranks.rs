@@ -5,7 +5,10 @@
 //! users know them, or what `mpirun` or `srun` say, somebody else has started all ranks, on one machine or several, and nobody is started here.
 
 use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, Read};
 use std::net::TcpListener;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -31,6 +34,9 @@ const LOOK: Duration = Duration::from_millis(10);
 
 /// The code of a process that SIGTERM has ended, as it raises it when this one has gone.
 const ASKED_TO: i32 = 128 + 15;
+
+/// Bytes of a file that are read at a time.
+const PIECE: u64 = 1 << 16;
 
 const STARTING: &str = "starting the other ranks";
 
@@ -223,13 +229,39 @@ impl Exchange for Noticed {
 
 /// What a program is called that all ranks must be: its version and a checksum of its file.
 pub(crate) fn code() -> String {
-    let file = this_program().and_then(std::fs::read).unwrap_or_default();
-    format!("{} {:08x}", env!("CARGO_PKG_VERSION"), crc32c::crc32c(&file))
+    let sum = this_program().and_then(|program| checksum(&program)).unwrap_or_default();
+    format!("{} {sum:08x}", env!("CARGO_PKG_VERSION"))
+}
+
+/// Of a file, in pieces: a program is larger than all that a small model needs to be trained.
+fn checksum(path: &Path) -> io::Result<u32> {
+    let (mut file, mut piece, mut sum) = (File::open(path)?, Vec::new(), 0);
+    while file.by_ref().take(PIECE).read_to_end(&mut piece)? > 0 {
+        sum = crc32c::crc32c_append(sum, &piece);
+        piece.clear();
+    }
+    Ok(sum)
 }
 
 #[cfg(test)]
 mod tests {
+    use bellows_learner::memory::peak_memory;
+
     use super::*;
+
+    #[test]
+    fn a_checksum_is_of_all_of_a_file_and_takes_no_memory() {
+        let dir = tempfile::tempdir().unwrap();
+        let (small, large) = (dir.path().join("small"), dir.path().join("large"));
+        let bytes: Vec<u8> = (0..PIECE + PIECE / 2).map(|i| (i % 251) as u8).collect();
+        std::fs::write(&small, &bytes).unwrap();
+        assert_eq!(checksum(&small).unwrap(), crc32c::crc32c(&bytes));
+        // Without blocks on the disk.
+        File::create(&large).unwrap().set_len(256 << 20).unwrap();
+        let before = peak_memory();
+        checksum(&large).unwrap();
+        assert!(before.is_none_or(|before| peak_memory().is_some_and(|after| after < before + 0.1)), "from {before:?} GB");
+    }
 
     /// Else nothing travels while the backward pass goes on, and no bit tells of it.
     #[test]

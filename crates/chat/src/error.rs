@@ -195,7 +195,9 @@ pub enum Fault {
         expected: &'static str,
     },
     /// A file in pieces, some of which are missing.
-    #[error("{there} of the {count} pieces of {file} are here")]
+    #[error(
+        "{there} of the {count} pieces of {file} are here: get the others, or name the files in place of the folder to take these alone"
+    )]
     Pieces {
         /// Its name.
         file: String,

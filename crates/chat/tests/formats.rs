@@ -347,12 +347,12 @@ fn of_splits_of_single_answers_and_of_pairs_those_that_are_wanted_are_read() {
     ["train_prefs", "test_prefs"].into_iter().for_each(write);
     assert_eq!((texts(Some(false)), texts(Some(true))), (single, expected(&["train_prefs", "test_prefs"])));
     assert!(fault(None).contains("are train_gen, train_prefs, train_sft; expected `train`"), "{}", fault(None));
-    std::fs::write(dir.path().join("valid-00000-of-00003.txt"), "v").unwrap();
-    std::fs::write(dir.path().join("valid-00002-of-00003.txt"), "v").unwrap();
-    assert!(fault(Some(true)).contains("2 of the 3 pieces of valid are here"), "{}", fault(Some(true)));
-    std::fs::write(dir.path().join("valid-00001-of-00003.txt"), "v").unwrap();
+    std::fs::write(dir.path().join("valid_prefs-00000-of-00003.txt"), "v").unwrap();
+    std::fs::write(dir.path().join("valid_prefs-00002-of-00003.txt"), "v").unwrap();
+    assert!(fault(Some(true)).contains("2 of the 3 pieces of valid_prefs are here"), "{}", fault(Some(true)));
+    std::fs::write(dir.path().join("valid_prefs-00001-of-00003.txt"), "v").unwrap();
     assert_eq!(texts(Some(true)).len(), 5);
-    ["0", "1", "2"].iter().for_each(|n| std::fs::remove_file(dir.path().join(format!("valid-0000{n}-of-00003.txt"))).unwrap());
+    ["0", "1", "2"].iter().for_each(|n| std::fs::remove_file(dir.path().join(format!("valid_prefs-0000{n}-of-00003.txt"))).unwrap());
     let names: Vec<String> = ["test_prefs", "train_gen", "train_prefs", "train_sft"].map(|name| format!("data/{name}-0-of-1.csv")).to_vec();
     let pick = |split, pairs| files(&names, split, pairs).iter().map(|name| name["data/".len()..].to_owned()).collect::<Vec<_>>().join(" ");
     assert_eq!([pick("train", None), pick("test", None)], ["train_sft-0-of-1.csv train_prefs-0-of-1.csv", "test_prefs-0-of-1.csv"]);

@@ -201,7 +201,7 @@ mod tests {
         }
         let flags = Layer { origin: "command line".into(), values: Map::new() };
         let go_on = |part: &str| resumed(Some(&run.path().join(part)), None, &flags, "runs", &[], |_| None).map(|on| on.dir);
-        let refused = go_on("checkpoints/step-000000003/state.json").unwrap_err().to_string();
+        let refused = go_on("checkpoints/step-000000003").unwrap_err().to_string();
         assert!(refused.contains("newest checkpoint, which is of step 6") && refused.contains("to step 3"), "{refused}");
         for part in ["checkpoints/step-000000006", "checkpoints/step-000000006-2", "checkpoints", "weights/last.safetensors", ""] {
             assert_eq!(go_on(part).unwrap().components().as_path(), run.path(), "{part}");

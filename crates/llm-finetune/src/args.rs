@@ -59,8 +59,8 @@ pub(crate) struct SpeakArgs {
     pub(crate) system: Option<String>,
     /// The prompt is text to go on with, no question.
     pub(crate) raw: bool,
-    /// Models that think do so before they answer.
-    pub(crate) thinking: bool,
+    /// Models that think do so before they answer, or not; by their templates if nothing is said.
+    pub(crate) thinking: Option<bool>,
     pub(crate) stop: Vec<String>,
     pub(crate) sampling: Asked,
     pub(crate) offline: bool,
@@ -166,11 +166,12 @@ fn model() -> [Arg; 3] {
     ]
 }
 
-fn speaking() -> [Arg; 10] {
+fn speaking() -> [Arg; 11] {
     [
         option("device", "auto, cpu, vulkan, cuda, rocm, metal or webgpu").default_value("auto"),
         option("system", "System message"),
-        switch("no-thinking", "Answer without thinking first, of models that think (Qwen3)"),
+        switch("thinking", "Think before the answer, of models that do so only if they are told to"),
+        switch("no-thinking", "Answer without thinking first, of models that think (Qwen3)").conflicts_with("thinking"),
         Arg::new("stop").long("stop").action(ArgAction::Append).help("Text that ends the answer; may be given several times"),
         count("max-new-tokens", "256", "Most tokens of an answer"),
         number("temperature", "Divides the logits; 0 takes the likeliest token [default: generation_config.json's, or 0.7]"),
@@ -223,7 +224,7 @@ fn command() -> Command {
                 .args(model())
                 .arg(option("prompt", "The question").required(true))
                 .arg(switch("raw", "Go on with the prompt's text, without a chat template; special tokens written in it are taken for real")
-                    .conflicts_with_all(["system", "no-thinking"]))
+                    .conflicts_with_all(["system", "thinking", "no-thinking"]))
                 .args(speaking()),
         )
         .subcommand(Command::new("chat").about("Talks, a line at a time").args(model()).args(speaking()))
@@ -383,7 +384,7 @@ fn speak(m: &ArgMatches, prompt: Option<String>, raw: bool) -> SpeakArgs {
         system: text(m, "system"),
         raw,
         stop: m.get_many::<String>("stop").into_iter().flatten().cloned().collect(),
-        thinking: !m.get_flag("no-thinking"),
+        thinking: if m.get_flag("no-thinking") { Some(false) } else { m.get_flag("thinking").then_some(true) },
         sampling: Asked {
             max_new_tokens: whole(m, "max-new-tokens"),
             temperature: float("temperature"),
@@ -478,7 +479,7 @@ mod tests {
         let m = command().try_get_matches_from(["x", "chat", "--model", "m", "--no-thinking", "--top-k", "0"]).unwrap();
         let speak = speak(m.subcommand().unwrap().1, None, false);
         let own = Sampling { temperature: 0.6, top_k: 30, ..Sampling::default() };
-        assert!(!speak.thinking);
+        assert_eq!(speak.thinking, Some(false));
         assert_eq!(speak.sampling.over(&own), Sampling { top_k: 0, ..own });
         for (typed, meant) in [("f16", "fp16"), ("bf16", "bf16"), ("fp16-pure", "fp16-pure")] {
             let m = command().try_get_matches_from(["x", "benchmark", "--precision", typed]).unwrap();

@@ -36,7 +36,7 @@ pub(crate) fn speak(args: &SpeakArgs) -> Result<(), Failure> {
     let base = open(&args.model, args.adapter.as_deref(), args.offline, BaseDtype::Auto, &selected.device)?;
     prove(&base.model, &base.config, RunPrecision::F32, &selected)?;
     let device = selected.device;
-    let options = RenderOptions { thinking: (!args.thinking).then_some(false), ..RenderOptions::default() };
+    let options = RenderOptions { thinking: args.thinking, ..RenderOptions::default() };
     let system = args.system.iter().map(|text| Message::new(Role::System, text.clone()));
     let mut conversation = Conversation { messages: system.collect(), ..Conversation::default() };
     if let Some(prompt) = args.prompt.as_ref().filter(|_| args.raw) {

@@ -328,7 +328,7 @@ impl Base {
         if dtype != BaseDtype::Auto || !frozen || !path.is_file() || matches!(kept, Storage::Blocks { .. }) {
             return None;
         }
-        let times = kept.bytes([1, 1]) / Stored::open(path).ok()?.bytes(Place::Processor, true)[0];
+        let times = kept.bytes([1, 1]) / Stored::open(path).ok()?.in_file()?;
         let told = || {
             format!("the base becomes f32 on a card, {times:.1} times what its layers are in the file: --base-dtype int8 or nf4 holds less")
         };

@@ -262,6 +262,7 @@ pub(crate) fn take(
 /// # Errors
 /// A tensor that is missing, has another shape, or that the model has no place for.
 pub fn attach(model: CausalLm, config: &LoraConfig, mut tensors: Tensors, path: &Path) -> Result<CausalLm, PeftError> {
+    let model = out_of_blocks(model, &tensors);
     let model = config.apply_with(model, |spec, weight, name| take(&mut tensors, spec, name, weight.dims(), &weight.device(), path))?;
     let mut missing = None;
     weights::visit(&model, &mut |name, _, _| {
@@ -276,17 +277,22 @@ pub fn attach(model: CausalLm, config: &LoraConfig, mut tensors: Tensors, path: 
     }
 }
 
-/// Replaces the values of the adapters (and saved modules) a model has by `tensors` under PEFT's names.
-///
-/// # Errors
-/// A tensor of another shape, or that the model has no place for.
-pub fn assign(mut model: CausalLm, mut tensors: Tensors, path: &Path) -> Result<CausalLm, PeftError> {
-    // What comes with its own values is in no blocks.
+/// The model with maps dense that come with values of their own, which are in no blocks.
+fn out_of_blocks(mut model: CausalLm, tensors: &Tensors) -> CausalLm {
     for (name, linear) in model.linears_mut() {
         if matches!(linear.weight, Weight::Blocks(_)) && tensors.contains_key(&peft_name(&format!("{name}.weight"))) {
             linear.weight = Weight::frozen(linear.weight.val());
         }
     }
+    model
+}
+
+/// Replaces the values of the adapters (and saved modules) a model has by `tensors` under PEFT's names.
+///
+/// # Errors
+/// A tensor of another shape, or that the model has no place for.
+pub fn assign(model: CausalLm, mut tensors: Tensors, path: &Path) -> Result<CausalLm, PeftError> {
+    let model = out_of_blocks(model, &tensors);
     if model.lm_head.is_none() && tensors.contains_key(&peft_name(EMBEDDING)) {
         tensors.remove(&peft_name(HEAD));
     }

@@ -110,7 +110,7 @@ impl Words<'_> {
     fn is_exact(&self, row: &Map<String, Value>) -> bool {
         let (prompt, completion) = (self.config.prompt_key.as_str(), self.config.completion_key.as_str());
         let any = |keys: &[&str]| keys.iter().any(|key| has(row, key));
-        let alpaca = prompt != "instruction" && has(row, "instruction");
+        let alpaca = has(row, "instruction") && has(row, "output");
         has(row, "answer") && any(&["question", prompt]) && !any(&[completion, "messages", "conversations"]) && !alpaca
     }
 

@@ -85,6 +85,18 @@ impl Stored {
         kinds.into_iter().collect()
     }
 
+    /// Bytes a weight that the layers' matrices take in a `.gguf` file; none of a directory.
+    pub(crate) fn in_file(&self) -> Option<f64> {
+        let Self::Gguf(file) = self else { return None };
+        let matrices = file.tensors().iter().filter(|(name, info)| name.starts_with(LAYER) && info.shape.len() == 2).map(|(_, info)| info);
+        let size = matrices.fold(Size::default(), |size, info| {
+            let values = info.shape.iter().product::<usize>() as f64;
+            let bytes = values * info.kind.block_bytes() as f64 / info.kind.block_len() as f64;
+            Size { values: size.values + values, bytes: size.bytes + bytes }
+        });
+        (size.values > 0.0).then(|| size.bytes / size.values)
+    }
+
     /// Bytes a weight of the layers' matrices, and of embedding and head: of those that stay `in_blocks` what they are in the file, of others, each kept in bf16
     /// (or, on the processor, f16) if that holds all of its values, else in f32. A matrix whose type does not say so is read as far as the first value that it
     /// does not hold.

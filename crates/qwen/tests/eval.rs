@@ -140,8 +140,7 @@ fn the_likeliest_choice_is_the_answer_and_greedy_answers_are_compared_whole() {
     ];
     let scores = score(&rows, &model, &shape, 0).unwrap();
     assert_eq!((scores.exact_match, scores.loss), (Some(Right { right: 1, rows: 2 }), None));
-    let learnt = json!({ "problem": "p", "question": prompt, "answer": "4", "messages": [
-        { "role": "user", "content": "A" }, { "role": "assistant", "content": "B" }] });
+    let learnt = json!({ "problem": "p", "answer": "4", "text": "AB" });
     let told = score(&[learnt], &model, &shape, 0).unwrap();
     assert!(told.loss.is_some() && told.exact_match.is_none(), "a row to learn from is one, whatever it has besides: {told:?}");
     let lines = table(&scores, Some(&scores));

@@ -22,6 +22,7 @@ use bellows_qwen::loss::{head_loss, head_loss_only};
 use bellows_qwen::model::pass::Pass;
 use bellows_qwen::model::weight::Weight;
 use bellows_qwen::model::{CausalLm, ModelConfig};
+use bellows_qwen::peft;
 use bellows_qwen::storage::{BaseDtype, Storage};
 use bellows_qwen::task::SftTask;
 use bellows_qwen::train::Finetune;
@@ -205,6 +206,13 @@ fn what_is_trained_is_in_no_blocks() {
     let whole = SftConfig { modules_to_save: vec!["down_proj".into()], ..settings() };
     let error = whole.lora().apply(stored(BaseDtype::Int8), 0).unwrap_err().to_string();
     assert!(error.contains("model.layers.0.mlp.down_proj is stored in blocks"), "{error}");
+    // One that was trained beside another base comes with its own values.
+    let (dir, saved) = (tempfile::tempdir().unwrap(), whole.lora().apply(model(), 0).unwrap());
+    peft::write(dir.path(), &saved, &whole.lora(), None).unwrap();
+    let (config, tensors) = peft::read(dir.path()).unwrap();
+    let attached = peft::attach(stored(BaseDtype::Int8), &config, tensors, dir.path()).unwrap();
+    let dense = attached.linears().filter(|(_, linear)| matches!(linear.weight, Weight::Dense(_))).count();
+    assert_eq!(dense, shape().num_hidden_layers, "the maps that are saved");
     // f16 ends where bf16 does not.
     let mut large = model();
     large.model.embed_tokens.weight = large.model.embed_tokens.weight.clone().map(|w| w.mul_scalar(1e6));

@@ -3,7 +3,7 @@
 use bellows_exit::{Coded, Exit};
 
 /// A rank that cannot be reached, or is another run's.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, Clone, thiserror::Error)]
 pub enum ExchangeError {
     /// It has ended, or the network has lost it.
     #[error("rank {rank} is gone: {reason}")]

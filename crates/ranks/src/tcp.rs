@@ -51,6 +51,8 @@ pub struct Tcp {
     /// Called when an exchange begins, and when another one gives a sign of life.
     heard: fn(),
     signs: Mutex<Signs>,
+    /// Why an exchange failed: whoever tries the next one is told of the rank that was lost, and not of those whose connections were closed for it.
+    broken: Mutex<Option<ExchangeError>>,
 }
 
 /// The signs of life of this rank.
@@ -89,7 +91,7 @@ impl Tcp {
     }
 
     fn of(rank: usize, peers: Vec<Option<TcpStream>>) -> Self {
-        Self { rank, peers, heard: || {}, signs: Mutex::default() }
+        Self { rank, peers, heard: || {}, signs: Mutex::default(), broken: Mutex::default() }
     }
 
     /// Calls `heard` whenever an exchange begins, and whenever a rank that this one waits for gives a sign of life: to wait for it is no hanging. Who
@@ -361,6 +363,18 @@ impl Exchange for Tcp {
 
     fn swap(&self, parts: &[&[u8]]) -> std::result::Result<Vec<Vec<u8>>, ExchangeError> {
         (self.heard)();
+        let mut broken = self.broken.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(first) = &*broken {
+            return Err(first.clone());
+        }
+        let swapped = self.exchange(parts);
+        *broken = swapped.as_ref().err().cloned();
+        swapped
+    }
+}
+
+impl Tcp {
+    fn exchange(&self, parts: &[&[u8]]) -> std::result::Result<Vec<Vec<u8>>, ExchangeError> {
         thread::scope(|scope| {
             // All send at once, or two with much to say would wait for each other.
             let sending: Vec<_> =

@@ -251,6 +251,9 @@ fn a_rank_that_reads_nothing_is_taken_for_dead() {
     let begun = Instant::now();
     let error = rank.swap(&[&[], &vec![0; 64 << 20]]).unwrap_err();
     assert!(matches!(error, ExchangeError::Silent { rank: 1, .. }) && begun.elapsed() < PATIENCE, "{error}");
+    // Whoever tries again is told the same, and not that a connection was closed.
+    let again = rank.swap(&[&[], b"x"]).unwrap_err();
+    assert!(matches!(again, ExchangeError::Silent { rank: 1, .. }), "{again}");
     // It was there all the time.
     assert!(deaf.read(&mut [0; 8]).is_ok_and(|read| read == 8));
 }

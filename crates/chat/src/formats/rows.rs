@@ -58,6 +58,7 @@ pub(super) fn example(row: &Value, options: &ReadOptions) -> Result<Example, Fau
     } else if has(prompt) && (has(completion) || !has(plain)) {
         prompt_completion(row, prompt, completion)
     } else if has(plain) {
+        without_system(row)?;
         Ok(Example::Text(text(row, plain)?.to_owned()))
     } else if has("input_ids") {
         tokens(row)
@@ -70,6 +71,13 @@ pub(super) fn example(row: &Value, options: &ReadOptions) -> Result<Example, Fau
 fn openai(row: &Map<String, Value>) -> Result<Example, Fault> {
     let messages = led(row, messages(row, "messages")?)?;
     chat(Conversation { messages, tools: tools(row)? })
+}
+
+/// Refuses a `system` beside text.
+fn without_system(row: &Map<String, Value>) -> Result<(), Fault> {
+    let expected = "none beside text, which no template is laid on: `messages` have one";
+    let fault = |_| Err(Fault::Value { key: "system".into(), found: "text".into(), expected });
+    optional(row, "system")?.map_or(Ok(()), fault)
 }
 
 /// Messages behind the row's `system`, unless they have one of their own.
@@ -215,10 +223,7 @@ fn alpaca(row: &Map<String, Value>) -> Result<Example, Fault> {
 /// `{prompt, completion}`, both text, or both lists of messages of which the completion's are learnt.
 fn prompt_completion(row: &Map<String, Value>, prompt: &str, completion: &str) -> Result<Example, Fault> {
     if !row.get(prompt).is_some_and(Value::is_array) {
-        if optional(row, "system")?.is_some() {
-            let expected = "none beside a prompt that is text, which no template is laid on: `messages` have one";
-            return Err(Fault::Value { key: "system".into(), found: "text".into(), expected });
-        }
+        without_system(row)?;
         let example = Example::Prompt { prompt: text(row, prompt)?.to_owned(), completion: text(row, completion)?.to_owned() };
         return match &example {
             Example::Prompt { completion: given, .. } if given.is_empty() => {

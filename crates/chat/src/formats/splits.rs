@@ -134,7 +134,7 @@ pub fn in_part(names: &[String]) -> Option<(String, usize, usize)> {
         // Older ones have a hash behind the number.
         let count = of.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()?;
         let (file, number) = stem.rsplit_once('-')?;
-        Some(((file.to_owned(), count), number.to_owned()))
+        number.bytes().all(|b| b.is_ascii_digit()).then(|| ((file.to_owned(), count), number.to_owned()))
     };
     let mut pieces: BTreeMap<(String, usize), BTreeSet<String>> = BTreeMap::new();
     for (file, number) in names.iter().filter_map(piece) {

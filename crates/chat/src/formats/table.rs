@@ -92,6 +92,9 @@ fn chat(cell: &str) -> Result<Option<Value>, Fault> {
         let key = message.strip_prefix(['"', '\''])?;
         Some(["role", "content"].into_iter().any(|name| key.strip_prefix(name).is_some_and(|rest| rest.starts_with(['"', '\'']))))
     };
+    if !cell.trim_start().starts_with('[') {
+        return Ok(None);
+    }
     let list = match parse(cell) {
         Ok(list) => list,
         Err(fault) if begins() == Some(true) => return Err(fault),

@@ -60,10 +60,10 @@ impl Style {
     }
 
     fn text(&self, text: &str, out: &mut String) {
-        // The same escapes as Python's, but for DEL, which both leave alone.
+        // The same escapes as Python's, but for DEL, which it leaves alone where others than ASCII may stand.
         let quoted = Value::from(text).to_string();
         for c in quoted.chars() {
-            if c.is_ascii() || !self.ensure_ascii {
+            if !self.ensure_ascii || (c.is_ascii() && c != '\x7f') {
                 out.push(c);
             } else {
                 c.encode_utf16(&mut [0; 2]).iter().for_each(|unit| out.push_str(&format!("\\u{unit:04x}")));

@@ -141,21 +141,29 @@ impl Turns {
     }
 }
 
-/// What a template asks an answer with: of a model that thinks, and of one that is not to. None of a template that rewrites the turns before.
-pub(super) fn prompts(template: &Template) -> Option<[String; 2]> {
+/// What a template asks an answer with: where nothing is said, of a model that is to think, and of one that is not to. None of a template that rewrites the
+/// turns before; one that says elsewhere that the model is to think asks as if nothing were said.
+pub(super) fn prompts(template: &Template) -> Option<[String; 3]> {
     let said = [(Role::System, "s"), (Role::User, "a")];
     let said = if render(template, &said, false).is_some() { &said[..] } else { &said[1..] };
     let before = render(template, said, false)?;
     let prompt = |thinking: Option<bool>| Some(rendered(template, said, true, thinking)?.strip_prefix(&before)?.to_owned());
-    Some([prompt(None)?, prompt(Some(false))?])
+    let unsaid = prompt(None)?;
+    Some([unsaid.clone(), prompt(Some(true)).unwrap_or(unsaid), prompt(Some(false))?])
 }
 
 /// The prompt in Go: `Think` is set where the runner was asked for thoughts, or for none.
-pub(super) fn go_prompt([thinking, silent]: &[String; 2]) -> String {
-    if thinking == silent {
-        return literal(thinking);
+pub(super) fn go_prompt([unsaid, thinking, silent]: &[String; 3]) -> String {
+    let [unsaid_go, thinking_go, silent_go] = [unsaid, thinking, silent].map(|text| literal(text));
+    if unsaid == thinking && thinking == silent {
+        return unsaid_go;
     }
-    format!("{{{{ if and .IsThinkSet (not .Think) }}}}{}{{{{ else }}}}{}{{{{ end }}}}", literal(silent), literal(thinking))
+    if unsaid != thinking {
+        return format!(
+            "{{{{ if .IsThinkSet }}}}{{{{ if .Think }}}}{thinking_go}{{{{ else }}}}{silent_go}{{{{ end }}}}{{{{ else }}}}{unsaid_go}{{{{ end }}}}"
+        );
+    }
+    format!("{{{{ if and .IsThinkSet (not .Think) }}}}{}{{{{ else }}}}{}{{{{ end }}}}", silent_go, thinking_go)
 }
 
 fn render(template: &Template, said: &[Said<'_>], generation_prompt: bool) -> Option<String> {

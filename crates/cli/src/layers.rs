@@ -106,7 +106,9 @@ pub fn resumed(
 
 /// Refuses a checkpoint of the run that is not its newest, which is where a run goes on.
 fn is_newest(part: &Path, run: &Path) -> Result<(), Usage> {
-    let named = part.strip_prefix(run.join("checkpoints")).ok().and_then(|rest| rest.components().next());
+    // In the run's own folder the path does not begin with it.
+    let in_run = part.strip_prefix(run).unwrap_or(part);
+    let named = in_run.strip_prefix("checkpoints").ok().and_then(|rest| rest.components().next());
     let step = named.and_then(|name| name.as_os_str().to_str()?.strip_prefix("step-")?.split('-').next()?.parse::<u64>().ok());
     match (step, RunDir::at(run).newest_step()) {
         (Some(step), Some(newest)) if step < newest => {
@@ -203,6 +205,7 @@ mod tests {
         let go_on = |part: &str| resumed(Some(&run.path().join(part)), None, &flags, "runs", &[], |_| None).map(|on| on.dir);
         let refused = go_on("checkpoints/step-000000003").unwrap_err().to_string();
         assert!(refused.contains("newest checkpoint, which is of step 6") && refused.contains("to step 3"), "{refused}");
+        assert!(is_newest(Path::new("checkpoints/step-000000003"), run.path()).is_err(), "as it is called in the run's folder");
         for part in ["checkpoints/step-000000006", "checkpoints/step-000000006-2", "checkpoints", "weights/last.safetensors", ""] {
             assert_eq!(go_on(part).unwrap().components().as_path(), run.path(), "{part}");
         }

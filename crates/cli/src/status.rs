@@ -113,13 +113,15 @@ pub fn stopping(matches: &ArgMatches, project: &str) -> Result<(), Failure> {
     say(&format!("{}: asking process {pid} to stop after this step", run.path().display()));
     terminate(pid).map_err(|error| deaf(&run, pid, &error))?;
     [Some(pid), state.holder.flatten()].into_iter().flatten().for_each(wake);
+    // One that was suspended gave its last sign of life before that.
+    let asked = Instant::now();
     loop {
         let state = State::of(&run);
         if !state.lives() {
             say(&format!("{}: {}", run.path().display(), state.word()));
             return Ok(());
         }
-        if state.hangs() && state.supervisor().is_none() {
+        if state.hangs() && state.supervisor().is_none() && asked.elapsed().as_secs_f64() > state.beat.within_s {
             return Err(Hangs { run: run.path().display().to_string(), silent_s: state.silent_s(), pid }.into());
         }
         std::thread::sleep(Duration::from_millis(100));

@@ -81,7 +81,7 @@ pub struct EpochReport {
     pub evaluation: Option<Evaluation>,
     /// Whether it is the best so far.
     pub best: bool,
-    /// Whether nothing more of the epoch is trained: it is complete, or training is over.
+    /// Whether nothing more of the epoch is trained: it is complete, or training was over before it was judged.
     pub over: bool,
     /// Seconds spent training, over all sessions.
     pub elapsed_s: f64,

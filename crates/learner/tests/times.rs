@@ -12,7 +12,7 @@ use bellows_ranks::Exchange;
 /// Every batch of rank 1 takes a while, for which rank 0 waits.
 #[test]
 fn waiting_for_another_rank_is_no_update() {
-    let (dir, pause) = (tempfile::tempdir().unwrap(), Duration::from_millis(60));
+    let (dir, pause) = (tempfile::tempdir().unwrap(), Duration::from_millis(250));
     let all = on_threads(2, |exchange| {
         let toy = Toy { pause: if exchange.rank() == 1 { pause } else { Duration::ZERO }, ..Toy::default() };
         let config = LearnerConfig { max_steps: Some(3), ..of_ranks(2) };

@@ -145,7 +145,11 @@ pub(crate) fn run(matches: &ArgMatches, _: &Signals) -> Result<(), Failure> {
     must_fit(&weights, &data.names, &config, &path)?;
     // What an hour has found must have a place to go to.
     let folder = results_dir(Path::new(&config.project), &config.name, config.exist_ok)?;
-    watched(tell_people, |progress| data.decode(&config, progress))?;
+    if let Err(error) = watched(tell_people, |progress| data.decode(&config, progress)) {
+        // Nothing was found; it stays if it is not empty.
+        std::fs::remove_dir(&folder).ok();
+        return Err(error.into());
+    }
 
     let mut bar = Bar::new("validating ", 0).through(tell_people);
     let mut progress = |done, total| bar.show(table_header, done, total);

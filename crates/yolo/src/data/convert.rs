@@ -132,7 +132,6 @@ fn write(
     progress: &(dyn Fn(&str, u64, u64) + Sync),
 ) -> Result<Converted, DataError> {
     // What is held out of training is not a split of the source.
-    let held_out = config.hold_out;
     let config = DataConfig { hold_out: false, ..config.clone() };
     let single = config.train.is_empty();
     let mut made = Converted::default();
@@ -159,7 +158,7 @@ fn write(
     }
     // Splits of the same images, such as a `val` that is `train`, stay so.
     let own = config.splits();
-    for split in Split::ALL.into_iter().filter(|split| !held_out && !single && !own.contains(split)) {
+    for split in Split::ALL.into_iter().filter(|split| !single && !own.contains(split)) {
         let same = own.iter().find(|other| !config.sources(split).is_empty() && config.sources(**other) == config.sources(split));
         written.extend(same.map(|other| (split.key(), other.key())));
     }
@@ -318,8 +317,7 @@ fn coco_text(found: &Scan, placed: &[String], names: &[String], out: &mut impl W
 }
 
 /// `data.yaml`, last: what has one is complete. JSON is YAML. It says no `path`: the folder it stands in is what both programs take then, and
-/// a `.` is the current directory to Ultralytics.
-/// Writes `data.yaml`; `splits` are their keys and the names of their folders.
+/// a `.` is the current directory to Ultralytics. `splits` are their keys and the names of their folders.
 fn describe(config: &DataConfig, form: Form, images: Images, root: &Path, splits: &[(&str, &str)]) -> Result<(), DataError> {
     let mut text = String::new();
     if images == Images::None {

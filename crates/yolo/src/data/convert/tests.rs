@@ -65,9 +65,10 @@ fn a_val_that_is_train_stays_one() {
         assert!([Split::Val, Split::Test].iter().all(|&split| copy.sources(split) == copy.sources(Split::Train)), "{name}");
     }
     // What is held out is said by nothing.
-    std::fs::write(at("source/data.yaml"), format!("train: {all}\n")).unwrap();
+    std::fs::write(at("source/data.yaml"), format!("train: {all}\ntest: {all}\n")).unwrap();
     into(&open(&at("source/data.yaml")), Form::Yolo, Images::Copy, &at("held out")).unwrap();
-    assert!(open(&at("held out/data.yaml")).hold_out);
+    let copy = open(&at("held out/data.yaml"));
+    assert!(copy.hold_out && copy.sources(Split::Test) == copy.sources(Split::Train));
 }
 
 #[test]

@@ -14,7 +14,7 @@ use crate::{Context, Failure, Signals, Taken};
 pub fn scratch(signals: &Signals) -> Result<(PathBuf, Taken), Failure> {
     let all = std::env::temp_dir();
     signals.take(|| {
-        let path = new_folder(&all).context(Exit::Usage, format!("{}, the folder for temporary files (TMPDIR)", all.display()))?;
+        let path = new_folder(&all).context(Exit::Failed, format!("{}, the folder for temporary files (TMPDIR)", all.display()))?;
         let made = path.clone();
         let remove = move || {
             if let Err(error) = std::fs::remove_dir_all(&made) {

@@ -148,7 +148,7 @@ pub(crate) fn run(matches: &ArgMatches, _: &Signals) -> Result<(), Failure> {
     if let Err(error) = watched(tell_people, |progress| data.decode(&config, progress)) {
         // Nothing was found; it stays if it is not empty.
         std::fs::remove_dir(&folder).ok();
-        return Err(error.into());
+        return Err(error);
     }
 
     let mut bar = Bar::new("validating ", 0).through(tell_people);

@@ -193,9 +193,9 @@ mod tests {
             let [int8, nf4] = [Storage::Int8, Storage::Nf4].map(error);
             assert!(int8 > 1e-3 && int8 < nf4 && nf4 < 5.0, "{int8} {nf4}");
             assert_eq!(error(Storage::File(12)), 0.0, "70 columns are no whole blocks of Q4_K");
-            let wide = |storage| run(LinearMap { sizes: [70, 256], storage, ..map(None, rank) }, pass);
+            let wide = |storage| run(LinearMap { sizes: [33, 256], storage, ..map(None, rank) }, pass);
             let [q8_0, q4_k] = [8, 12].map(|id| apart(&wide(Some(Storage::File(id))), &wide(None)));
-            assert!(q8_0 > 1e-3 && q8_0 < q4_k && q4_k < 20.0, "{q8_0} {q4_k}");
+            assert!(q8_0 > 1e-3 && q8_0 < q4_k && q4_k < 5.0, "{q8_0} {q4_k}");
         }
     }
 

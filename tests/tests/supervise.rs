@@ -414,7 +414,7 @@ fn status_knows_the_dead_from_the_hanging() {
 fn a_suspended_run_is_stopped_with_its_state_saved() {
     let dir = tempfile::tempdir().unwrap();
     tiny_data(dir.path());
-    let args = ["--data", "tiny.yaml", "--name", "v", "--epochs", "500", "--heartbeat", "step=1", "--plots", "false"];
+    let args = ["--data", "tiny.yaml", "--name", "v", "--epochs", "500", "--heartbeat", "step=8", "--plots", "false"];
     let mut child = start(yolo_train(dir.path(), &args).env("BELLOWS_FAULT", "stop:step:3"));
     let run = run_of(dir.path(), "v");
     let status = || expect_code(&mut yolo_train(dir.path(), &["status", run.to_str().unwrap()]), 0).0;

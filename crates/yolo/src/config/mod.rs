@@ -331,7 +331,9 @@ impl TrainConfig {
     /// As [`from_layers`](Self::from_layers).
     pub fn with_notes(layers: &[Layer]) -> Result<(Self, Vec<String>), SettingsError> {
         let notes = RefCell::new(Vec::new());
-        let read: Vec<Layer> = layers.iter().map(|layer| taken_back(&with_text(layer, &["device"]))).collect();
+        let of_auto = |config: &Self| [config.lr0, config.momentum, config.warmup_bias_lr];
+        let usual = of_auto(&Self::default());
+        let read: Vec<Layer> = layers.iter().map(|layer| taken_back(&with_text(layer, &["device"]), usual)).collect();
         let mut config = merge(Self::default(), SETTINGS, &read, |name, value| {
             let Some(argument) = ABSENT.iter().find(|a| a.name == name) else { return Ok(false) };
             notes.borrow_mut().extend(argument.check(value)?);
@@ -343,7 +345,9 @@ impl TrainConfig {
             notes.push(format!("warning: imgsz {} is no multiple of {STRIDE}: {imgsz} is used", config.imgsz));
             config.imgsz = imgsz;
         }
-        notes.extend(left_to_auto(&config, layers));
+        if config.optimizer == OptimizerChoice::Auto {
+            notes.extend(left_to_auto(of_auto(&config), usual, layers));
+        }
         config.validate().map_err(refuse)?;
         Ok((config, notes))
     }

@@ -13,7 +13,7 @@ use bellows_runs::{Beat, RunDir, began, find_latest_run, is_alive, read_beat, ru
 use clap::{Arg, ArgMatches, Command};
 use serde_json::{Value, json};
 
-use crate::signals::{terminate, wake};
+use crate::signals::terminate;
 use crate::{Failure, Usage, option, rate, reader_has_gone, say, switch, text};
 
 /// Between two looks of `--follow`.
@@ -112,16 +112,13 @@ pub fn stopping(matches: &ArgMatches, project: &str) -> Result<(), Failure> {
     };
     say(&format!("{}: asking process {pid} to stop after this step", run.path().display()));
     terminate(pid).map_err(|error| deaf(&run, pid, &error))?;
-    [Some(pid), state.holder.flatten()].into_iter().flatten().for_each(wake);
-    // One that was suspended gave its last sign of life before that.
-    let asked = Instant::now();
     loop {
         let state = State::of(&run);
         if !state.lives() {
             say(&format!("{}: {}", run.path().display(), state.word()));
             return Ok(());
         }
-        if state.hangs() && state.supervisor().is_none() && asked.elapsed().as_secs_f64() > state.beat.within_s {
+        if state.hangs() && state.supervisor().is_none() {
             return Err(Hangs { run: run.path().display().to_string(), silent_s: state.silent_s(), pid }.into());
         }
         std::thread::sleep(Duration::from_millis(100));

@@ -1,9 +1,9 @@
 //! Attention in tiles on the device against the composed one on the CPU in f64: results, gradients, launches.
 
 use crate::launches::{assert_ours, in_use, most_in_use, trace};
-use crate::support::{Numbers, cases, cube, data, device, flex64, numbers, on_each_device, on_swiftshader, pattern, relative};
+use crate::support::{Numbers, cases, counted, cube, data, device, flex64, numbers, on_each_device, on_swiftshader, pattern, relative};
 use bellows_kernels::attention::AttentionOps;
-use bellows_kernels::cube::{Counted, shared_memory_works};
+use bellows_kernels::cube::shared_memory_works;
 use burn::backend::ops::IntTensorOps;
 use burn::backend::{Backend, f16};
 use burn::tensor::{DType, TensorData};
@@ -147,7 +147,7 @@ fn pairs_that_are_seen_are_counted() {
     if !on_swiftshader("attention::pairs_that_are_seen_are_counted") {
         return;
     }
-    let counted = Counted::of(|| Case { past: 5, documents: 1, ..PACKED }.all::<CubeBackend>(cube, &device())).1;
+    let counted = counted(|| Case { past: 5, documents: 1, ..PACKED }.all::<CubeBackend>(cube, &device())).1;
     let pairs: u64 = (1..=70).map(|query| 5 + query).sum();
     let of_heads = [("attention", 2), ("attention, gradient of queries", 3), ("attention, gradients of keys and values", 4)];
     for (name, products) in of_heads {

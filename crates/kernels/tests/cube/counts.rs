@@ -1,7 +1,7 @@
 //! What `--count` says of kernels that write a tensor in the place of one that they read: its bytes are there, whether it takes that place or not; and of launches
 //! of one name, which are not alike.
 
-use crate::support::{Case, case, cube, data, device, numbers, on_each_device, on_swiftshader};
+use crate::support::{Case, case, counted, cube, data, device, numbers, on_each_device, on_swiftshader};
 use crate::update::{ADAM, SGD};
 use bellows_kernels::ConvConfig;
 use bellows_kernels::cube::Counted;
@@ -65,7 +65,7 @@ fn what_replaces_another_is_counted() {
         for held in [false, true] {
             let tensors = [1, 2, 3, 4].map(|stream| cube(data(stream, [2, 5, 7, WIDTH])));
             let by_another = held.then(|| tensors.clone());
-            let counted = Counted::of(|| launch(tensors)).1;
+            let counted = counted(|| launch(tensors)).1;
             assert_eq!(counted.work[kernel].bytes, (4 * numbers) as u64, "{kernel}, held by another: {held}");
             drop(by_another);
         }
@@ -80,7 +80,7 @@ fn launches_of_one_name_are_kept_apart() {
     // One that computes much for its bytes, and one that does not.
     let (deep, flat) = (case([1, 32, 8, 8], 32, 3, 1, 1), case([1, 4, 32, 32], 4, 1, 1, 0));
     let run = |case: &Case| drop(CubeBackend::conv_forward(cube(case.x()), cube(case.w()), None.into(), case.config));
-    let counted = |cases: &[&Case]| Counted::of(|| cases.iter().copied().for_each(run)).1;
+    let counted = |cases: &[&Case]| counted(|| cases.iter().copied().for_each(run)).1;
     let name = "convolution, forward";
     let times = |counted: &Counted| {
         let of_name = counted.alike.iter().filter(|((kernel, ..), _)| *kernel == name);
@@ -103,7 +103,7 @@ fn a_product_of_several_grids_moves_its_tensors_once() {
     let of_one = case([1, groups, 1, 1], groups, 1, 1, 0);
     let case = Case { config: ConvConfig { groups, ..of_one.config }, ..of_one };
     let (x, w) = (cube(case.x()), cube(case.w()));
-    let (y, counted) = Counted::of(|| CubeBackend::conv_forward(x.clone(), w.clone(), None.into(), case.config));
+    let (y, counted) = counted(|| CubeBackend::conv_forward(x.clone(), w.clone(), None.into(), case.config));
     let done = counted.work["convolution, forward"];
     assert_eq!((done.launches, done.bytes, done.flops), (2, 4 * 3 * groups as u64, 2 * groups as u64));
     let wanted: Vec<f32> = numbers(x).into_iter().zip(numbers(w)).map(|(x, w)| x * w).collect();

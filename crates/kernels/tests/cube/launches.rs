@@ -1,6 +1,6 @@
 //! What is launched, and how much memory is in use when it is: CubeCL tells an observer of every kernel before it runs.
 
-use crate::support::{Case, case, cube, device, on_swiftshader};
+use crate::support::{Case, case, cube, device, on_swiftshader, settle};
 use bellows_kernels::cube::{Launches, launches, most_at_launches, set_workspace_bytes};
 use bellows_kernels::ops::KernelOps;
 use bellows_kernels::{ConvConfig, Lowering, conv2d};
@@ -10,7 +10,9 @@ use burn_cubecl::tensor::CubeTensor;
 
 /// The kernels that `work` launches, and how often.
 pub(crate) fn trace<T>(work: impl FnOnce() -> T) -> Launches {
-    launches(work).1
+    let launched = launches(work).1;
+    settle();
+    launched
 }
 
 /// Checks that these kernels of ours were launched so often, and nothing else.
@@ -87,8 +89,7 @@ pub(crate) fn in_use(client: &cubecl::client::Client) -> u64 {
 pub(crate) fn most_in_use<T>(work: impl FnOnce() -> T) -> u64 {
     let client = device().client();
     let most = most_at_launches(move || in_use(&client), work).1;
-    // A process that ends while a software device still computes may crash.
-    cubecl::future::block_on(device().client().sync()).unwrap();
+    settle();
     most
 }
 

@@ -3,9 +3,11 @@
 use crate::blocks::{cut, int8, words};
 use crate::half::{half, has_half};
 use crate::launches::{assert_ours, trace};
-use crate::support::{Numbers, cases, cube, data, device, flex, flex64, numbers, on_each_device, on_swiftshader, pattern, relative};
+use crate::support::{
+    Numbers, cases, counted, cube, data, device, flex, flex64, numbers, on_each_device, on_swiftshader, pattern, relative,
+};
 use bellows_kernels::arena::ArenaOps;
-use bellows_kernels::cube::{Counted, launches, shared_memory_works};
+use bellows_kernels::cube::{launches, shared_memory_works};
 use bellows_kernels::maps::{MapOps, Maps, StoredMap, Wanted};
 use bellows_kernels::operands::Maybe;
 use bellows_kernels::planes::Parts;
@@ -222,7 +224,7 @@ fn what_is_added_to_is_counted() {
     let (x, y, weight) = (33 * 50, 33 * 131, 131 * 50);
     for (onto, numbers) in [(false, x + weight + y), (true, x + weight + 2 * y)] {
         let case = Case { rows: 33, input: 50, maps: vec![(131, 0)], bias: false, onto, held: false, turn: 0, words: false };
-        let counted = Counted::of(|| case.on_cube(Precision::F32)).1;
+        let counted = counted(|| case.on_cube(Precision::F32)).1;
         assert_eq!(counted.work["linear map"].bytes, 4 * numbers, "onto {onto}");
     }
 }

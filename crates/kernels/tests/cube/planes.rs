@@ -1,8 +1,8 @@
 //! Joining, cutting, pooling and doubling on the device against the CPU's version, to the bit, and a trace of what they launch.
 
 use crate::launches::{assert_ours, trace};
-use crate::support::{Numbers, ORDERS, Order, cases, cube, data, device, flex, image, numbers, on_each_device, pattern};
-use bellows_kernels::cube::{Counted, Done, Work, most_at_launches};
+use crate::support::{Numbers, ORDERS, Order, cases, counted, cube, data, device, flex, image, numbers, on_each_device, pattern};
+use bellows_kernels::cube::{Done, Work, most_at_launches};
 use bellows_kernels::images;
 use bellows_kernels::planes::{Parts, PlaneOps};
 use burn::backend::Scalar;
@@ -160,18 +160,18 @@ fn sums_are_counted() {
     let shape = [2, 5, 6, 8];
     for order in ORDERS {
         let (a, b) = (image::<CubeBackend>(order, shape, |len| pattern(1, len), cube), cube(data(2, shape)));
-        let counted = Counted::of(|| CubeBackend::add(a, b)).1;
+        let counted = counted(|| CubeBackend::add(a, b)).1;
         let sum = Done { launches: 1, bytes: 3 * 4 * (2 * 5 * 6 * 8), ..Done::default() };
         assert_eq!((counted.launches.len(), counted.unknown.len(), counted.work), (1, 0, Work::from([("sum of two", sum)])), "{order:?}");
     }
     let x = || cube(data(1, shape));
     let doubled = || CubeBackend::float_mul_scalar(x(), Scalar::Float(2.0));
-    let counted = Counted::of(doubled).1;
-    assert!(counted.work.is_empty() && counted.launches.len() == 1 && counted.unknown == counted.launches, "{counted:?}");
+    let one = counted(doubled).1;
+    assert!(one.work.is_empty() && one.launches.len() == 1 && one.unknown == one.launches, "{one:?}");
     // What is launched while another watches is told of there: the next launch is not.
-    let counted = Counted::of(|| {
+    let one = counted(|| {
         most_at_launches(|| 0, || CubeBackend::add(x(), x()));
         doubled()
     });
-    assert!(counted.1.launches.len() == 1 && counted.1.unknown == counted.1.launches, "{:?}", counted.1);
+    assert!(one.1.launches.len() == 1 && one.1.unknown == one.1.launches, "{:?}", one.1);
 }

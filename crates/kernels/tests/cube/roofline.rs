@@ -3,8 +3,8 @@
 //! The device's rates are measured in the same sitting by two kernels that do nothing else: one copies, one adds products in registers. Seconds are medians of
 //! runs in turn, without what an empty run takes.
 
-use crate::support::{Case, case, cube, data, device, numbers};
-use bellows_kernels::cube::{Class, Counted, Rates, Size, set_tuned, set_workspace_bytes};
+use crate::support::{Case, case, counted, cube, data, device, numbers};
+use bellows_kernels::cube::{Class, Rates, Size, set_tuned, set_workspace_bytes};
 use bellows_kernels::ops::KernelOps;
 use burn::backend::{Backend, f16};
 use burn::tensor::DType;
@@ -123,7 +123,7 @@ fn measured() -> (Rates, f64) {
 
 /// Seconds that the roofline gives a version.
 fn predicted(rates: &Rates, version: &dyn Fn()) -> f64 {
-    let counted = Counted::of(version).1;
+    let counted = counted(version).1;
     rates.seconds(&counted.known(), counted.launches.values().sum()).iter().sum()
 }
 

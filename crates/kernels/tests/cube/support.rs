@@ -3,6 +3,7 @@
 //! The Vulkan loader reads `VK_DRIVER_FILES` when the device is made, so every test runs again in a process of its own that has it set:
 //! [`on_each_device`] starts this executable with the test's name as its filter, once for every software device there is.
 
+use bellows_kernels::cube::Counted;
 use bellows_kernels::ops::KernelOps;
 use bellows_kernels::{ConvConfig, Lowering};
 use burn::backend::ops::{ActivationOps, FloatTensorOps, ModuleOps};
@@ -58,7 +59,7 @@ pub(crate) fn child(name: &str, variables: &[(&str, &OsStr)]) {
     let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
     // SwiftShader says this of every pointer; it means nothing.
     let errors = text[1].lines().filter(|line| !line.contains("UNREACHABLE")).collect::<Vec<_>>().join("\n");
-    assert!(output.status.success() && text[0].contains("1 passed"), "{}\n{errors}", text[0]);
+    assert!(output.status.success() && text[0].contains("1 passed"), "{}: {}\n{errors}", output.status, text[0]);
     let said = |text: &str| text.lines().filter(|line| line.starts_with("> ")).map(|line| format!("\n{line}")).collect::<String>();
     eprintln!("{name}: {:.1} s{}{}", start.elapsed().as_secs_f32(), said(&text[0]), said(&text[1]));
 }
@@ -182,6 +183,18 @@ pub(crate) fn flex(data: TensorData) -> FlexTensor {
 /// The same in f64, which our kernels leave to Burn's own operations: what a formula of ours is compared with is not of ours.
 pub(crate) fn flex64(data: TensorData) -> FlexTensor {
     flex(data.convert::<f64>())
+}
+
+/// Waits until the device has computed all: a process that ends while a software device still computes may crash.
+pub(crate) fn settle() {
+    cubecl::future::block_on(device().client().sync()).unwrap();
+}
+
+/// What `work` returns, and what the device does meanwhile, which is done then.
+pub(crate) fn counted<T>(work: impl FnOnce() -> T) -> (T, Counted) {
+    let counted = Counted::of(work);
+    settle();
+    counted
 }
 
 pub(crate) fn numbers(tensor: CubeTensor) -> Vec<f32> {

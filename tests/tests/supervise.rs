@@ -398,7 +398,7 @@ fn status_knows_the_dead_from_the_hanging() {
     let dir = tempfile::tempdir().unwrap();
     tiny_data(dir.path());
     let args = ["--data", "tiny.yaml", "--name", "v", "--heartbeat", "step=1", "--plots", "false"];
-    let mut child = start(yolo_train(dir.path(), &args).env("BELLOWS_FAULT", "stop:step:3"));
+    let mut child = start(yolo_train(dir.path(), &args).env("BELLOWS_FAULT", "hang:step:3"));
     let run = run_of(dir.path(), "v");
     let status = || expect_code(&mut yolo_train(dir.path(), &["status", run.to_str().unwrap()]), 0).0;
     wait_for("the sign that it hangs", &mut child, || run.exists() && status().contains("no sign of life for"));
@@ -407,6 +407,22 @@ fn status_knows_the_dead_from_the_hanging() {
     child.kill().unwrap();
     child.wait().unwrap();
     assert!(status().contains("ended without a word"), "{}", status());
+}
+
+/// As Ctrl-Z leaves it: it hears no signal until it goes on.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_suspended_run_is_stopped_with_its_state_saved() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_data(dir.path());
+    let args = ["--data", "tiny.yaml", "--name", "v", "--epochs", "500", "--heartbeat", "step=20", "--plots", "false"];
+    let mut child = start(yolo_train(dir.path(), &args).env("BELLOWS_FAULT", "stop:step:3"));
+    let run = run_of(dir.path(), "v");
+    let status = || expect_code(&mut yolo_train(dir.path(), &["status", run.to_str().unwrap()]), 0).0;
+    wait_for("the sign that it is suspended", &mut child, || run.exists() && status().contains("suspended (step)"));
+    expect_code(&mut yolo_train(dir.path(), &["stop", run.to_str().unwrap()]), 0);
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    assert!(std::fs::read_to_string(run.join("events.jsonl")).unwrap().contains("stopped by request; the state is saved"));
 }
 
 #[test]

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bellows_exit::Exit;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
+use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::iterator::Signals as Arriving;
 use signal_hook::low_level;
 
@@ -234,6 +234,11 @@ fn ignored(status: &str) -> Option<u64> {
 /// Another user's process, or a system without signals.
 pub(crate) fn terminate(pid: u32) -> io::Result<()> {
     send(pid, SIGTERM)
+}
+
+/// Has a process go on that was suspended.
+pub(crate) fn wake(pid: u32) {
+    send(pid, SIGCONT).ok();
 }
 
 #[cfg(unix)]

@@ -9,11 +9,11 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bellows_exit::{Coded, Exit};
-use bellows_runs::{Beat, RunDir, began, find_latest_run, is_alive, read_beat, run_of};
+use bellows_runs::{Beat, RunDir, began, find_latest_run, is_alive, is_suspended, read_beat, run_of};
 use clap::{Arg, ArgMatches, Command};
 use serde_json::{Value, json};
 
-use crate::signals::terminate;
+use crate::signals::{terminate, wake};
 use crate::{Failure, Usage, option, rate, reader_has_gone, say, switch, text};
 
 /// Between two looks of `--follow`.
@@ -112,13 +112,18 @@ pub fn stopping(matches: &ArgMatches, project: &str) -> Result<(), Failure> {
     };
     say(&format!("{}: asking process {pid} to stop after this step", run.path().display()));
     terminate(pid).map_err(|error| deaf(&run, pid, &error))?;
+    // Neither hears that before it goes on; its last sign of life is of the time before.
+    let asleep: Vec<u32> = state.supervisor().into_iter().chain(state.holder.flatten()).filter(|&pid| is_suspended(pid)).collect();
+    let woken = (!asleep.is_empty()).then(Instant::now);
+    asleep.into_iter().for_each(wake);
     loop {
         let state = State::of(&run);
         if !state.lives() {
             say(&format!("{}: {}", run.path().display(), state.word()));
             return Ok(());
         }
-        if state.hangs() && state.supervisor().is_none() {
+        let wakes = woken.is_some_and(|woken| woken.elapsed().as_secs_f64() <= state.beat.within_s);
+        if state.hangs() && !wakes && state.supervisor().is_none() {
             return Err(Hangs { run: run.path().display().to_string(), silent_s: state.silent_s(), pid }.into());
         }
         std::thread::sleep(Duration::from_millis(100));
@@ -184,6 +189,9 @@ impl State {
             _ => "training",
         };
         match (self.holder, ended) {
+            (Some(Some(pid)), _) if is_suspended(pid) => {
+                format!("suspended ({phase}); `fg` where it was started, or `kill -CONT {pid}`, has it go on, and `stop` ends it")
+            }
             (Some(_), _) if self.hangs() => format!("no sign of life for {} s ({phase})", self.silent_s()),
             (Some(_), _) => busy.into(),
             (None, Some(how)) if self.supervised => format!("{how}; its supervisor decides what is next"),

@@ -6,7 +6,7 @@
 
 use crate::adapter::Adapter;
 use crate::child::FAULT_VARIABLE;
-use crate::facts::{changes_drivers, cpu_name};
+use crate::facts::{changes_drivers, machine};
 use crate::options::{ProbeOptions, Shape, Work};
 use crate::plan::Plan;
 use crate::program::this_program;
@@ -49,7 +49,7 @@ impl Key {
             adapter: adapter.to_string(),
             pci: adapter.pci.clone(),
             id: adapter.id,
-            processor: cpu_name(),
+            processor: machine(),
             binary: binary_identity(options.exe.as_deref()),
             work: options.work,
             plan: plan.clone(),

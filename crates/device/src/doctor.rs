@@ -18,7 +18,7 @@ use std::io::{self, Write};
 /// # Errors
 /// Only those of `out`: what fails on the machine is part of the report.
 pub fn doctor(request: &DeviceRequest, options: &ProbeOptions, out: &mut dyn Write) -> io::Result<()> {
-    writeln!(out, "CPU         {}", facts::cpu_name())?;
+    writeln!(out, "CPU         {}", facts::machine())?;
     writeln!(out, "features    {}", facts::cpu_features().join(" "))?;
     let adapters = write_adapters(options, out)?;
     let facts = Facts::of_this_machine(&adapters);

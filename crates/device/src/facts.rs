@@ -195,12 +195,17 @@ fn is_reset(record: &str) -> bool {
     gpu && (record.contains("device wedged") || record.contains("GPU reset begin") || record.contains("ring") && record.contains("timeout"))
 }
 
-/// The CPU's model and the number of threads training uses.
-pub(crate) fn cpu_name() -> String {
+/// The CPU's model and the threads of the machine.
+pub(crate) fn machine() -> String {
+    cpu_name(std::thread::available_parallelism().map_or(1, usize::from))
+}
+
+/// The CPU's model with so many threads.
+pub(crate) fn cpu_name(threads: usize) -> String {
     let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':').map(|(_, name)| name.trim().to_owned()));
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    format!("{}, {threads} threads", model.unwrap_or_else(|| format!("{} CPU", std::env::consts::ARCH)))
+    let threads = if threads == 1 { "1 thread".into() } else { format!("{threads} threads") };
+    format!("{}, {threads}", model.unwrap_or_else(|| format!("{} CPU", std::env::consts::ARCH)))
 }
 
 /// The instruction sets the CPU backend can make use of, by /proc/cpuinfo's names.

@@ -135,7 +135,7 @@ fn lowering_on_gpu(asked: Option<Lowering>, proved: Lowering, reason: Option<Str
 }
 
 fn cpu(fallback: Option<String>, report: Option<ProbeReport>, options: &ProbeOptions) -> Selected {
-    let (device, backend, name) = (processor(), Backend::Flex.name(), facts::cpu_name());
+    let (device, backend, name) = (processor(), Backend::Flex.name(), facts::cpu_name(rayon::current_num_threads()));
     let (lowering, lowering_reason) = lowering_on_cpu(options.lowering, processor_has_bf16());
     Selected { device, backend, name, memory: None, pci: None, fallback, work: options.work, lowering, lowering_reason, report }
 }

@@ -35,6 +35,8 @@ struct Others {
     pace: RefCell<Pace>,
     /// The entries whose gradients come up in the middle of a backward pass, in the order of rank 0's; `None` where those are not all of them.
     early: RefCell<Option<Vec<usize>>>,
+    /// Of each rank, the batches up to the last one of which it could read nothing.
+    unread: RefCell<Vec<u32>>,
 }
 
 /// What a rank is: all must be the same.
@@ -54,6 +56,14 @@ enum Read {
     Failed(String),
 }
 
+/// What all ranks have of a batch.
+pub(crate) struct Had<B> {
+    /// This rank's parts.
+    pub(crate) parts: Vec<B>,
+    /// The ranks that train on nothing, because they can read none of their samples, and why.
+    pub(crate) without: Vec<(usize, String)>,
+}
+
 /// A checkpoint without its members' bytes, which come behind it.
 #[derive(Serialize, Deserialize)]
 struct Head {
@@ -66,7 +76,8 @@ struct Head {
 impl Ranks {
     /// Those of `exchange`, of which one waits for another as long as `limits` say.
     pub(crate) fn of(exchange: Rc<dyn Exchange>, limits: Limits) -> Self {
-        let others = Others { exchange, limits, pace: RefCell::default(), early: RefCell::new(Some(Vec::new())) };
+        let others =
+            Others { exchange, limits, pace: RefCell::default(), early: RefCell::new(Some(Vec::new())), unread: RefCell::default() };
         others.exchange.wait_at_most(Duration::from_secs_f64(others.limits.seconds(Phase::Start)));
         Self(Some(Rc::new(others)).filter(|others| others.exchange.ranks() > 1))
     }
@@ -149,12 +160,13 @@ impl Ranks {
         Ok((all.iter().any(|(stop, _)| *stop), std::array::from_fn(|i| first.get(i).copied().unwrap_or(clocks[i]))))
     }
 
-    /// What this rank trains on: a rank of which no sample can be read trains on nothing, if another one has something.
+    /// What this rank trains on: a rank of which no sample can be read trains on nothing, if another one has something, but not `patience` times in a row.
     ///
     /// # Errors
-    /// A rank that is gone. Within: [`Unreadable`] if none has anything, or what has failed on any rank, on all ranks.
-    pub(crate) fn readable<B>(&self, made: Result<Vec<B>, TaskError>) -> Result<Result<Vec<B>, TaskError>, LearnError> {
-        let Some(others) = self.others() else { return Ok(made) };
+    /// A rank that is gone. Within, on all ranks: [`Unreadable`] if none has anything, or what has failed on any rank, or a rank's data that stay away.
+    pub(crate) fn readable<B>(&self, made: Result<Vec<B>, TaskError>, patience: u32) -> Result<Result<Had<B>, TaskError>, LearnError> {
+        let Some(all) = &self.0 else { return Ok(made.map(|parts| Had { parts, without: Vec::new() })) };
+        let (others, mut unread) = (&*all.exchange, all.unread.borrow_mut());
         let mine = match &made {
             Ok(parts) if parts.is_empty() => Read::Nothing,
             Ok(_) => Read::Made,
@@ -167,11 +179,27 @@ impl Ranks {
                 return Ok(Err(LearnError::Rank { rank, reason: reason.clone() }.into()));
             }
         }
-        if all.iter().any(|read| matches!(read, Read::Made)) {
-            return Ok(Ok(made.unwrap_or_default()));
+        let some = all.iter().any(|read| matches!(read, Read::Made));
+        unread.resize(all.len(), 0);
+        let mut without = Vec::new();
+        for (rank, read) in all.into_iter().enumerate() {
+            match read {
+                Read::Unreadable(reason) if some && unread[rank] + 1 >= patience => {
+                    let reason = format!("{patience} batches in a row of which it can read nothing: {reason}");
+                    return Ok(Err(LearnError::Rank { rank, reason }.into()));
+                }
+                Read::Unreadable(reason) => {
+                    unread[rank] += 1;
+                    without.push((rank, reason));
+                }
+                Read::Made => unread[rank] = 0,
+                Read::Nothing | Read::Failed(_) => {}
+            }
         }
-        let reasons: Vec<String> =
-            all.into_iter().filter_map(|read| if let Read::Unreadable(why) = read { Some(why) } else { None }).collect();
+        if some {
+            return Ok(Ok(Had { parts: made.unwrap_or_default(), without }));
+        }
+        let reasons: Vec<String> = without.into_iter().map(|(_, reason)| reason).collect();
         Ok(Err(Unreadable(reasons.join("; ")).into()))
     }
 

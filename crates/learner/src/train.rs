@@ -76,8 +76,11 @@ impl<T: Task> Run<T> {
             self.state.counters.position += 1;
             return Ok(Trained::On);
         }
-        let batch = match self.ranks.readable(made)? {
-            Ok(batch) => batch,
+        let batch = match self.ranks.readable(made, SKIPS_BEFORE_ROLLBACK)? {
+            Ok(had) => {
+                had.without.iter().for_each(|(rank, reason)| self.goes_without(*rank, reason));
+                had.parts
+            }
             Err(error) => return self.unread(error),
         };
         let draw = plan.draw(self.draw(), position);
@@ -260,6 +263,14 @@ impl<T: Task> Run<T> {
         }
         self.tell_first_not_finite(task, batch, draw);
         Trained::RollBack { files }
+    }
+
+    /// This batch is trained on without the samples of a rank, which can read none of them.
+    fn goes_without(&mut self, rank: usize, reason: &str) {
+        let Counters { position, epoch, unreadable, .. } = self.state.counters;
+        let message = format!("batch {} of epoch {} without the samples of rank {rank}: {reason}", position + 1, epoch + 1);
+        self.event("unreadable", json!({ "reason": reason, "rank": rank, "unreadable": unreadable }));
+        self.watchers.notify("unreadable", message);
     }
 
     /// A batch of which no sample could be read, or could be made.

@@ -394,6 +394,37 @@ fn ranks_without_data_keep_what_they_have_trained() {
     assert!(ending(dir.path()) == ending(whole.path()));
 }
 
+/// The others go on without it for two batches, which is told; at the third all end, with what they have trained.
+#[test]
+fn a_rank_whose_data_stay_away_ends_the_run_of_all() {
+    let dir = tempfile::tempdir().unwrap();
+    let away = |rank| Toy { unreadable: if rank == 1 { |epoch, _| epoch == 1 } else { |_, _| false }, ..Toy::default() };
+    let ended = on_ranks(dir.path(), 2, &config(2), away, |_, learner| {
+        let error = learner.fit(&data()).unwrap_err();
+        let why = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
+        assert!(why.starts_with("rank 1: 3 batches in a row"), "{why}");
+        (error.to_string(), weights(learner))
+    });
+    assert_eq!(ended[0].0, "batch 3 of epoch 2");
+    assert!(ended[0] == ended[1], "all end there with the same");
+    let events = std::fs::read_to_string(dir.path().join("run/events.jsonl")).unwrap();
+    let told = events.lines().filter(|line| line.contains("\"unreadable\"") && line.contains("\"rank\":1")).count();
+    assert_eq!(told, 2, "{events}");
+    let resumed = on_ranks(
+        dir.path(),
+        2,
+        &config(2),
+        |_| Toy::default(),
+        |rank, learner| {
+            let counters = &learner.state().counters;
+            let from = (counters.epoch, counters.position);
+            finish(rank, learner);
+            from
+        },
+    );
+    assert_eq!(resumed, [(1, 2); 2]);
+}
+
 #[test]
 fn a_rank_that_fails_ends_the_run_of_all() {
     let dir = tempfile::tempdir().unwrap();

@@ -126,10 +126,20 @@ impl Question<'_> {
     /// Settings of an adapter that cannot be met.
     pub fn remedies(&self, bytes: f64) -> Result<Option<String>, AdapterError> {
         let (all, per) = (Checkpointing::ALL, self.config.objective.sequences());
+        // Of a window of batches the sum of their gradients is kept.
+        let steps = self.config.gradient_accumulation_steps.max(2);
+        let windows = SftConfig { gradient_accumulation_steps: steps, ..self.config.clone() };
         let mut smallest = (None, self.footprint()?);
         for (dtype, storage) in std::iter::once((None, self.storage)).chain(self.narrower()) {
-            let footprint = Footprint::new(self.model, &self.config, storage, self.place)?;
-            let rows = footprint.most_rows(self.seq, all, bytes, self.rows()) / per;
+            let planned = |config| -> Result<_, AdapterError> {
+                let footprint = Footprint::new(self.model, config, storage, self.place)?;
+                let rows = footprint.most_rows(self.seq, all, bytes, self.rows()) / per;
+                Ok((footprint, rows))
+            };
+            let (mut footprint, mut rows) = planned(&self.config)?;
+            if rows < self.config.batch_size && self.config.batch_size > 1 {
+                (footprint, rows) = planned(&windows)?;
+            }
             if rows > 0 {
                 return Ok(Some(self.flags(&footprint, dtype, rows, None)));
             }
@@ -258,6 +268,29 @@ mod tests {
         let shorter = question(&model, config.clone()).remedies(2.7e9).unwrap().unwrap();
         assert!(shorter.contains("--batch-size 1 --gradient-accumulation-steps 32 --base-dtype nf4 --max-seq-length "), "{shorter}");
         assert_eq!(question(&model, config.clone()).remedies(1e9).unwrap(), None, "less than the weights is never enough");
+        // All of it is trained, in one batch: the sum of a window is as large as the gradients, and advised runs have it in their plan.
+        let whole = SftConfig { method: Method::Full, gradient_accumulation_steps: 1, memory_limit: Some(40.0), ..config.clone() };
+        let ask = Question { storage: Storage::F32, ..question(&model, whole.clone()) };
+        let fits = |flags: &str, bytes: f64| {
+            let value =
+                |flag: &str, or| flags.split_once(flag).map_or(or, |(_, rest)| rest.split_whitespace().next().unwrap().parse().unwrap());
+            let steps = value("--gradient-accumulation-steps ", 1);
+            let config = SftConfig {
+                batch_size: value("--batch-size ", 4),
+                gradient_accumulation_steps: steps,
+                gradient_checkpointing,
+                ..whole.clone()
+            };
+            let advised = Question { seq: value("--max-seq-length ", 2048), config, ..ask.clone() };
+            assert!(
+                advised.footprint().unwrap().at(advised.rows(), advised.seq, gradient_checkpointing).peak() <= bytes,
+                "{bytes}: {flags}"
+            );
+            steps
+        };
+        let advised = (20..60).filter_map(|gb| Some((f64::from(gb) * 1e9, ask.remedies(f64::from(gb) * 1e9).unwrap()?)));
+        let steps: Vec<usize> = advised.map(|(bytes, flags)| fits(&flags, bytes)).collect();
+        assert!(steps.contains(&4) && steps.contains(&1), "{steps:?}");
         // What is trained whole is in no blocks.
         let saved = SftConfig { modules_to_save: vec!["norm".into()], ..config };
         let shorter = question(&model, saved).remedies(4.6e9).unwrap().unwrap();

@@ -157,8 +157,9 @@ fn host(listener: &TcpListener, ranks: usize, given_up: &dyn Fn() -> Option<Stri
         if rank == 0 {
             return Err(Error::other("rank 0 is there twice"));
         }
-        let (port, from) =
-            (text(receive(&stream, GREETING_BYTES)?).parse().map_err(Error::other)?, stream.peer_addr()?.ip().to_canonical());
+        // One that has ended since comes again, or not in time.
+        let (Ok(port), Ok(from)) = (receive(&stream, GREETING_BYTES), stream.peer_addr()) else { continue };
+        let (port, from): (u16, _) = (text(port).parse().map_err(Error::other)?, from.ip().to_canonical());
         addresses[rank] = if from.is_loopback() { format!(":{port}") } else { SocketAddr::new(from, port).to_string() };
         // The one before may have been on a machine that lost its power, which closes nothing. One that is there hears of it.
         if let Some(before) = peers[rank].replace(stream).filter(is_open) {
@@ -189,7 +190,7 @@ fn join(address: &str, here: bool, rank: usize, ranks: usize, until: Instant, te
     let first = call(address, rank, ranks, until, tell)?;
     let listener = if here { TcpListener::bind((first.local_addr()?.ip(), 0))? } else { everywhere(0)? };
     send(&first, listener.local_addr()?.port().to_string().as_bytes())?;
-    let all = text(receive(&first, LONGEST)?);
+    let all = text(addresses_of_all(&first, until, tell)?);
     if all == TWICE {
         return Err(Error::other(format!("rank {rank} is there twice: another process has come as the same one")));
     }
@@ -204,6 +205,24 @@ fn join(address: &str, here: bool, rank: usize, ranks: usize, until: Instant, te
         peers[number] = Some(stream);
     }
     settled(peers)
+}
+
+/// What rank 0 says when all have come: where they listen. It may wait for another one for long, which is told.
+fn addresses_of_all(first: &TcpStream, until: Instant, tell: &dyn Fn(&str)) -> Result<Vec<u8>> {
+    let in_words = |error: Error| match error.kind() {
+        ErrorKind::WouldBlock | ErrorKind::TimedOut => Error::other("rank 0 is there, but not all ranks came in time"),
+        ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset => {
+            Error::other("rank 0 was there, and has ended before all had come: it says why")
+        }
+        _ => error,
+    };
+    let left = || until.saturating_duration_since(Instant::now()).max(AGAIN);
+    first.set_read_timeout(Some(QUIET.min(left() / 2)))?;
+    if first.peek(&mut [0]).is_err_and(|error| matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut)) {
+        tell("rank 0 is there, and waits for other ranks");
+    }
+    first.set_read_timeout(Some(left()))?;
+    receive(first, LONGEST).map_err(in_words)
 }
 
 /// Connections as an exchange wants them: no delay, and no limit but the one it sets.

@@ -4,6 +4,7 @@
 use std::cell::RefCell;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -219,6 +220,23 @@ fn a_meeting_that_does_not_come_about_says_why() {
         let other = meet(listener, 0, 2).err().unwrap().to_string();
         assert!(other.ends_with("rank 1 of 3 comes to a meeting of 2"), "{other}");
     });
+    // Rank 0 is there, and rank 2 is not: for ever, or until rank 0 has enough of it.
+    for (given_up, ending) in
+        [(4000, "not all ranks came in time"), (1500, "rank 0 was there, and has ended before all had come: it says why")]
+    {
+        let (address, begun) = (listener.local_addr().unwrap().to_string(), Instant::now());
+        let late = move || (begun.elapsed() > Duration::from_millis(given_up)).then(|| "enough".to_string());
+        let told = Mutex::new(Vec::new());
+        let tell = |why: &str| told.lock().unwrap().push(why.to_string());
+        let why = thread::scope(|scope| {
+            let host = scope.spawn(move || Tcp::host(listener, 3, &late).err().unwrap().to_string());
+            let why = Tcp::join(&address, 1, 3, Duration::from_secs(2), &tell).err().unwrap().to_string();
+            assert!(host.join().unwrap().ends_with("enough"));
+            why
+        });
+        assert!(why.ends_with(ending), "{why}");
+        assert_eq!(*told.lock().unwrap(), ["rank 0 is there, and waits for other ranks"]);
+    }
 }
 
 #[test]

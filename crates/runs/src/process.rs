@@ -38,6 +38,13 @@ pub fn began(pid: u32) -> Option<String> {
     Some(format!("{} {}", boot.trim(), start_time(&stat)?))
 }
 
+/// Whether a process is suspended, as by Ctrl-Z: it hears no signal until it goes on. Known on Linux alone.
+pub fn is_suspended(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // Behind a name in parentheses, which may hold anything.
+    stat.rsplit_once(") ").is_some_and(|(_, fields)| fields.starts_with("T "))
+}
+
 /// Field 22 of a `stat`, if the process has not ended (proc(5)).
 fn start_time(stat: &str) -> Option<&str> {
     // The second field, a name in parentheses, may hold anything.

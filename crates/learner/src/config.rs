@@ -157,9 +157,14 @@ impl LearnerConfig {
 /// Whether what a task says of itself fits together.
 ///
 /// # Errors
-/// Names that are missing or twice there, a tensor in a group that does not exist, nothing to train.
-pub(crate) fn check_task<T: Task>(task: &T, layout: &Layout) -> Result<(), LearnError> {
+/// Names that are missing or twice there, a tensor in a group that does not exist, nothing to train, one parameter in two places.
+pub(crate) fn check_task<T: Task>(task: &T, model: &T::Model, layout: &Layout) -> Result<(), LearnError> {
     let wrong = |what: String| Err(LearnError::Config(what));
+    if let Some([one, other]) = layout.twice(model) {
+        return wrong(format!(
+            "{one} and {other} are one parameter, of which one place alone would learn: make a layer anew in place of a clone"
+        ));
+    }
     let groups = task.groups().len();
     if let Some((entry, group)) = layout.entries.iter().find_map(|e| e.group.filter(|&g| g >= groups).map(|g| (e, g))) {
         return wrong(format!("role_of puts {} into group {group}, and groups() has {groups}, counted from 0", entry.name));

@@ -139,6 +139,32 @@ impl Layout {
         Self { pieces, ..names.layout }
     }
 
+    /// Two names of one trained parameter, if there are such: a layer that is cloned keeps its parameters' ids.
+    pub(crate) fn twice<M: Module>(&self, model: &M) -> Option<[&str; 2]> {
+        struct Ids<'a> {
+            present: std::slice::Iter<'a, bool>,
+            entries: std::slice::Iter<'a, Entry>,
+            names: HashMap<ParamId, &'a str>,
+            twice: Option<[&'a str; 2]>,
+        }
+        impl ModuleVisitor for Ids<'_> {
+            fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+                if self.present.next().is_none_or(|p| !*p) {
+                    return;
+                }
+                if let Some(entry) = self.entries.next().filter(|entry| entry.group.is_some())
+                    && let Some(before) = self.names.insert(param.id, &entry.name)
+                {
+                    self.twice.get_or_insert([before, &entry.name]);
+                }
+            }
+        }
+        let (present, entries) = (self.present.iter(), self.entries.iter());
+        let mut ids = Ids { present, entries, names: HashMap::new(), twice: None };
+        model.visit(&mut ids);
+        ids.twice
+    }
+
     /// The same with every tensor in an arena of its own.
     pub(crate) fn apart(self) -> Self {
         Self { pieces: Pieces::apart(&self.entries), ..self }

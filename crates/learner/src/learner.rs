@@ -88,7 +88,7 @@ impl<T: Task> Learner<T> {
         let device = device.clone().autodiff();
         let model = if model.devices().iter().all(Device::is_autodiff) { model } else { model.train() };
         let layout = config.optimizer.arrange(Layout::of(&model, |name| task.role_of(name)));
-        check_task(&task, &layout)?;
+        check_task(&task, &model, &layout)?;
         let own = config.optimizer.constants();
         let constants = Constants { beta2: config.beta2.unwrap_or(own.beta2), eps: config.eps };
         let state = RunState {
@@ -277,6 +277,7 @@ impl<T: Task> Learner<T> {
         checkpoint.members.retain(|name, _| !name.ends_with(".safetensors"));
         bellows_kernels::forget();
         self.came_from = Some(checkpoint);
+        self.run.begun = false;
         Ok(())
     }
 
@@ -289,8 +290,8 @@ impl<T: Task> Learner<T> {
         self.first_event("oom", json!({ "reason": reason, "files": [], "parts": parts }));
     }
 
-    /// Trains to the end, or until something stops the run; of a run that is over, writes what is missing of its files. What of them could not be
-    /// written is told by [`finish`](Self::finish), which is called last.
+    /// Trains to the end, or until something stops the run, and goes on from there when called again; of a run that is over, writes what is missing of its
+    /// files. What of them could not be written is told by [`finish`](Self::finish), which is called last.
     ///
     /// # Errors
     /// See [`LearnError`]; whatever was saved before the error stays.
@@ -318,7 +319,10 @@ impl<T: Task> Learner<T> {
     /// Opens the logs, tells the observers, and sees to it that there is a checkpoint.
     fn begin(&mut self, samples: usize) -> Result<(), LearnError> {
         let (run, metrics) = (&mut self.run, self.task.metric_names());
+        // Of a Learner that goes on after an earlier `fit` the logs are where its state is.
+        let open = run.begun;
         match &self.came_from {
+            _ if open => {}
             Some(checkpoint) => run.journal.go_on(checkpoint),
             None => run.journal.begin(&log::line(log::columns(self.task.item_names(), &metrics, run.settings.groups.len()))?)?,
         }
@@ -335,14 +339,14 @@ impl<T: Task> Learner<T> {
         for (kind, fields) in self.first_events.drain(..) {
             run.event(kind, fields);
         }
-        let resumed = self.came_from.is_some();
+        let (resumed, safe) = (open || self.came_from.is_some(), run.clock.safe);
         run.event(if resumed { "resume" } else { "start" }, json!({ "epochs": epochs, "batches": batches }));
         run.watchers.all(|o| o.on_start(&info));
         run.tell_warnings();
         run.clock = Clock::start();
         run.clock.saved.elapsed_s = elapsed_s;
         run.clock.saved.batches = step;
-        run.clock.safe = resumed.then_some(step);
+        run.clock.safe = if open { safe } else { resumed.then_some(step) };
         if resumed {
             let place = format!("going on at epoch {} batch {}", epoch + 1, position + 1);
             self.first_notices.drain(..).chain([place]).for_each(|notice| run.watchers.notify("resume", notice));

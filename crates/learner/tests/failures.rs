@@ -6,10 +6,11 @@ use std::sync::{Arc, Mutex};
 
 use crate::toy::{self, BATCHES, Poison, Toy, config, data, ending, learner, learner_of, no_poison};
 use bellows_exit::{Coded, Exit};
-use bellows_learner::{EpochReport, GradBuffer, LearnError, LearnerConfig, Notice, Observer, Outcome, RunFile};
+use bellows_learner::{EpochReport, GradBuffer, LearnError, Learner, LearnerConfig, Notice, Observer, Outcome, RunFile};
+use bellows_runs::RunDir;
 use burn::tensor::Device;
 
-fn start(toy: Toy, dir: &Path) -> bellows_learner::Learner<Toy> {
+fn start(toy: Toy, dir: &Path) -> Learner<Toy> {
     learner_of(toy, dir, config(), &Device::flex())
 }
 
@@ -27,6 +28,15 @@ impl Told {
     fn of(&self, kind: &str) -> Vec<String> {
         self.0.lock().unwrap().iter().filter(|(k, _)| k == kind).map(|(_, message)| message.clone()).collect()
     }
+}
+
+#[test]
+fn a_model_with_a_clone_in_it_is_refused() {
+    let (dir, device) = (tempfile::tempdir().unwrap(), Device::flex());
+    let run = RunDir::create(dir.path(), "run", true).unwrap();
+    let refused = Learner::new(Toy::default(), toy::net(&device).with_a_clone(), &device, toy::config(), run, toy::identity());
+    let refused = refused.err().unwrap().to_string();
+    assert!(refused.contains("norm.gamma and norm.beta are one parameter"), "{refused}");
 }
 
 #[test]

@@ -45,6 +45,32 @@ fn at_any_batch_the_run_can_stop_and_go_on() {
     }
 }
 
+/// A service that pauses and goes on, in one process: fresh, and after a process before.
+#[test]
+fn a_learner_that_was_stopped_goes_on_by_itself() {
+    let (expected, dir) = (uninterrupted(config(), no_poison), tempfile::tempdir().unwrap());
+    for last in [false, true] {
+        let mut session = learner(dir.path(), config(), no_poison);
+        session.resume().unwrap();
+        for after in [3, BATCHES] {
+            let flag = Arc::new(AtomicBool::new(false));
+            session.observe(StopAfter { after, seen: 0, flag: flag.clone() }).stop_when(flag);
+            assert_eq!(session.fit(&data()).unwrap(), Outcome::Interrupted);
+        }
+        if last {
+            session.stop_when(Arc::default());
+            assert_eq!(session.fit(&data()).unwrap(), Outcome::Finished);
+        }
+    }
+    let got = ending(dir.path());
+    assert_eq!(got.1, expected.1, "results.csv");
+    assert!(got.0 == expected.0 && got.2 == expected.2);
+    let events = std::fs::read_to_string(dir.path().join("run/events.jsonl")).unwrap();
+    assert_eq!(["start", "resume"].map(|kind| events.matches(&format!("\"{kind}\"")).count()), [1, 4], "{events}");
+    let aside = std::fs::read_dir(dir.path().join("run/checkpoints")).unwrap().map(|entry| entry.unwrap().file_name());
+    assert!(aside.into_iter().all(|name| !name.to_string_lossy().contains("abandoned")));
+}
+
 #[test]
 fn after_warm_up_and_inside_full_windows() {
     let mut long = config();

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use bellows_exit::{Coded, Exit};
+use bellows_learner::memory::Place;
 use bellows_learner::{EvalContext, Identity, Interrupted, LearnError, Learner, Outcome, Role, RunFile, Shared, TaskError};
 use bellows_runs::{RunDir, RunDirError};
 use bellows_settings::SettingsError;
@@ -15,7 +16,7 @@ use serde_json::{Map, Value};
 
 use crate::boxes::Label;
 use crate::checkpoint::{Misfit, WeightFile};
-use crate::config::{MAY_CHANGE, TrainConfig};
+use crate::config::{MAY_CHANGE, TrainConfig, refuse};
 use crate::data::sampler::{ends, epoch_length};
 use crate::data::stages::Stages;
 use crate::data::{DataError, Item};
@@ -109,8 +110,11 @@ impl Training {
     /// Builds the model (from scratch or from a file), resolves `batch: -1` and `optimizer: auto`, and prepares the run in `dir`.
     /// `memory` is the device's, in bytes, where known; `resumed` the directory of a run that [`Learner::resume`] will go on with, as every rank knows it.
     ///
+    /// How convolutions are computed is the process's: `conv` and `precision` bf16 say it to whoever chooses a device, as `ProbeOptions { lowering: Some(config.lowering()?), .. }`
+    /// of `bellows_device`, and hold once what was chosen is adopted (`Selected::adopt`).
+    ///
     /// # Errors
-    /// Weights that do not fit, a run directory that cannot be used, data that were not decoded, or more memory than `memory_limit`, before anything is built.
+    /// Settings that break a rule ([`TrainConfig::validate`]: `imgsz`, too, is rounded where settings are read and not here), f16 on a processor. Weights that do not fit, a run directory that cannot be used, data that were not decoded, or more memory than `memory_limit`, before anything is built.
     pub fn new(
         data: TrainingData,
         mut config: TrainConfig,
@@ -119,6 +123,10 @@ impl Training {
         dir: RunDir,
         resumed: Option<&Path>,
     ) -> Result<Self, TrainError> {
+        config.validate().map_err(refuse)?;
+        if config.half() && Place::of(device) == Place::Processor {
+            return Err(refuse("precision f16 is for GPUs; a processor may have bf16".into()).into());
+        }
         if data.is_to_be_decoded(&config) {
             return Err(TrainError::Undecoded);
         }

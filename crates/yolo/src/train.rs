@@ -22,6 +22,7 @@ use crate::data::stages::Stages;
 use crate::data::{DataError, Item};
 use crate::export::{About, iso_date, to_pt};
 use crate::fit::{FitError, settle, warning};
+use crate::in_code::{checked, of_files};
 use crate::model::{Yolo, YoloConfig};
 use crate::page::Page;
 use crate::pictures;
@@ -114,7 +115,7 @@ impl Training {
     /// of `bellows_device`, and hold once what was chosen is adopted (`Selected::adopt`).
     ///
     /// # Errors
-    /// Settings that break a rule ([`TrainConfig::validate`]: `imgsz`, too, is rounded where settings are read and not here), f16 on a processor. Weights that do not fit, a run directory that cannot be used, data that were not decoded, or more memory than `memory_limit`, before anything is built.
+    /// Settings that break a rule ([`TrainConfig::validate`]: `imgsz`, too, is rounded where settings are read and not here), f16 on a processor, settings that are of files with data defined in code. Weights that do not fit, a run directory that cannot be used, data that were not decoded, or more memory than `memory_limit`, before anything is built.
     pub fn new(
         data: TrainingData,
         mut config: TrainConfig,
@@ -127,6 +128,10 @@ impl Training {
         if config.half() && Place::of(device) == Place::Processor {
             return Err(refuse("precision f16 is for GPUs; a processor may have bf16".into()).into());
         }
+        let in_code = data.in_code;
+        if let Some(reason) = of_files(&config, &data.weights).filter(|_| in_code) {
+            return Err(refuse(reason).into());
+        }
         if data.is_to_be_decoded(&config) {
             return Err(TrainError::Undecoded);
         }
@@ -137,6 +142,8 @@ impl Training {
         // What was measured is from here on a setting: it is recorded, and judged by and resumed with.
         config.range = range.map(Vec::from).or(config.range);
         let nc = names.len();
+        let guard = |set: Arc<dyn Dataset<Item>>| if in_code { checked(set, nc, channels) } else { set };
+        let val = val.through(guard);
         let Start { model, form, header } = source::model(&config, nc, channels, resumed, &device.clone().autodiff())?;
         let mut header = header;
         header.extend(said);
@@ -155,6 +162,8 @@ impl Training {
                 Some(Rect::new(sizes, config.batch.images(), config.ranks, config.imgsz as u32))
             }
         };
+        // Not before the rectangles: an item that cannot be used has a size all the same.
+        let train = guard(train);
         let task = DetectionTask {
             stages: Stages::default(),
             told: Told::default(),

@@ -148,6 +148,7 @@ fn measure(config: SftConfig, batch: usize, signals: &Signals) -> Result<(), Fai
     let data = SftData {
         train: longest(&data.train, batch * STEPS * windows, per, fill)?.into(),
         valid: longest(&data.valid, batch, per, 0)?.into(),
+        pairs: data.pairs,
         ..SftData::default()
     };
     let (seq, tokens) = (data.train.lengths().max().unwrap_or(0), tokens(&data.train, batch * per));

@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use bellows_chat::{Conversation, EncodeOptions, Example, Message, RenderOptions, Role, Template, encode_prompt};
+use bellows_chat::{Conversation, Example, Message, RenderOptions, Role, Template, encode_prompt};
 use bellows_device::{DeviceRequest, ProbeOptions, select};
 use bellows_qwen::data::{Encoding, SftData};
 use bellows_qwen::generate::{Sampling, generate};
@@ -27,8 +27,6 @@ pub fn finetune(project: &Path, epochs: usize) -> Result<(f64, String), Box<dyn 
     let template = Template::detect(&base.tokenizer, Some("qwen2"))?;
     let examples = FACTS.map(|(question, answer)| Example::Chat(chat(&[(Role::User, question), (Role::Assistant, answer)])));
     let train: Vec<Example> = examples.iter().cycle().take(24).cloned().collect();
-    let options = EncodeOptions::default();
-    let data = SftData::of(&train, &examples, Encoding { options: &options, tokenizer: &base.tokenizer, template: &template })?;
     let config = SftConfig {
         modules_to_save: vec!["embed_tokens".into(), "norm".into()],
         learning_rate: 4e-3,
@@ -37,6 +35,8 @@ pub fn finetune(project: &Path, epochs: usize) -> Result<(f64, String), Box<dyn 
         epochs,
         ..SftConfig::default()
     };
+    let options = config.encoding()?;
+    let data = SftData::of(&train, &examples, Encoding { options: &options, tokenizer: &base.tokenizer, template: &template })?;
     let mut run = Finetune::new(config, base, data, template, &device, RunDir::create(project, "facts", false)?)?;
     let report = run.run()?;
     run.save()?;

@@ -27,6 +27,8 @@ pub struct SftData {
     pub valid: Examples,
     /// To look at once, at the end; may be empty.
     pub test: Examples,
+    /// They are pairs of answers, all of them or none.
+    pub pairs: bool,
     /// What was left out, and what was cut.
     pub left: LeftOut,
 }
@@ -158,7 +160,7 @@ impl SftData {
         let train = mixed(config, paths, &sets)?;
         let Reading { store, left, .. } = reading;
         let [train, valid, test] = store.finish([train, valid, test]).map_err(Fault::from)?;
-        Ok(Self { train, valid, test, left })
+        Ok(Self { train, valid, test, pairs: encoding.options.pairs, left })
     }
 
     /// What is wrong with the rows of a run's data sets, at most `limit` faults.
@@ -187,7 +189,23 @@ impl SftData {
             let kept = examples.iter().map(|example| Ok(left.kept(encoding.of(example)?)));
             Ok(kept.collect::<Result<Vec<_>, Fault>>()?.concat().into())
         };
-        Ok(Self { train: encode(train)?, valid: encode(valid)?, test: Examples::default(), left })
+        let (train, valid) = (encode(train)?, encode(valid)?);
+        Ok(Self { train, valid, test: Examples::default(), pairs: encoding.options.pairs, left })
+    }
+
+    /// That they are what an `objective` learns from.
+    pub(crate) fn suit(&self, objective: Objective) -> Result<(), String> {
+        let encode = "encode them as SftConfig::encoding of the run's settings says";
+        match (self.pairs, objective.is_of_pairs()) {
+            (true, false) => return Err(format!("the data are pairs of answers, and objective sft learns from single ones: {encode}")),
+            (false, true) => return Err(format!("the data are single answers, and the objective learns from pairs of them: {encode}")),
+            _ => {}
+        }
+        let whole = |examples: &Examples| examples.len().is_multiple_of(objective.sequences());
+        if [&self.train, &self.valid, &self.test].into_iter().all(whole) {
+            return Ok(());
+        }
+        Err("the data are pairs of answers, and an answer is without its other: their number is odd".into())
     }
 
     /// Why there is nothing to train on.

@@ -109,10 +109,10 @@ pub struct Finetune {
 }
 
 impl Finetune {
-    /// Puts adapters on `base` and prepares the run in `dir`.
+    /// Puts adapters on `base` and prepares the run in `dir`. The `data` are encoded as [`SftConfig::encoding`] of the same settings says.
     ///
     /// # Errors
-    /// Settings that do not fit the model, data that cannot be used, a run directory that cannot be.
+    /// Settings that break a rule or do not fit the model, data that cannot be used or are not what the objective learns from, a run directory that cannot be.
     pub fn new(
         config: SftConfig,
         base: Base,
@@ -121,6 +121,8 @@ impl Finetune {
         device: &Device,
         dir: RunDir,
     ) -> Result<Self, FinetuneError> {
+        config.validate()?;
+        data.suit(config.objective).map_err(FinetuneError::Data)?;
         let Base { model, config: shape, mut tokenizer, added } = base;
         let fresh = tokenizer.len() - added..tokenizer.len();
         if data.train.is_empty() {

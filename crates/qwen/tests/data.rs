@@ -112,8 +112,9 @@ fn a_pair_of_answers_is_one_example() {
     let row = |i: usize| serde_json::json!({ "prompt": "a", "chosen": format!("b{i}"), "rejected": "c" }).to_string();
     let data = vec![write(dir.path(), "pairs.jsonl", (0..5).map(row))];
     let config = SftConfig { data, objective: Objective::Orpo, val_size: 2.0, ..SftConfig::default() };
-    let line = open(&config).unwrap().summary(config.objective).remove(0);
-    assert!(line.starts_with("3 pairs to train on (") && line.contains(" 2 to judge by ("), "{line}");
+    let data = open(&config).unwrap();
+    let line = data.summary(config.objective).remove(0);
+    assert!(data.pairs && line.starts_with("3 pairs to train on (") && line.contains(" 2 to judge by ("), "{line}");
 }
 
 #[test]

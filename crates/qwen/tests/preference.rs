@@ -3,13 +3,15 @@
 
 use std::path::PathBuf;
 
-use crate::support::{self, begun, error, examples, host, model, settings, shape, train};
-use bellows_chat::{Batch, Encoded};
+use crate::support::{self, begun, error, examples, host, model, settings, shape, tokenizer, train};
+use bellows_chat::{Batch, Encoded, Example, Template};
 use bellows_kernels::Precision;
 use bellows_learner::{Draw, Layout, Role, Stopwatch, Task};
 use bellows_qwen::adapter::LoraConfig;
+use bellows_qwen::base::Base;
 use bellows_qwen::checkpointing::Checkpointing;
-use bellows_qwen::config::SftConfig;
+use bellows_qwen::config::{Method, SftConfig};
+use bellows_qwen::data::{Encoding, SftData};
 use bellows_qwen::gradients::Options;
 use bellows_qwen::load::load;
 use bellows_qwen::model::{CausalLm, ModelConfig};
@@ -18,6 +20,8 @@ use bellows_qwen::peft;
 use bellows_qwen::preference::{LogP, Objective, PairLoss};
 use bellows_qwen::storage::BaseDtype;
 use bellows_qwen::task::SftTask;
+use bellows_qwen::train::Finetune;
+use bellows_runs::RunDir;
 use bellows_weights::read;
 use burn::module::Module;
 use burn::tensor::Device;
@@ -173,6 +177,41 @@ fn settings_that_pairs_have_no_place_for_are_refused() {
     assert!(refused(SftConfig { beta: Some(0.0), ..of(Objective::Dpo) }).contains("beta 0"));
     assert_eq!(of(Objective::Simpo).pair_loss().unwrap().beta, 2.0);
     assert!(of(Objective::Sft).pair_loss().is_none());
+}
+
+/// The programs encode by the settings that they train with; whoever calls the library hands both over apart.
+#[test]
+fn data_are_of_the_kind_that_the_objective_learns_from() {
+    let begin = |config: SftConfig, data: SftData| {
+        let runs = tempfile::tempdir().unwrap();
+        let base = Base { model: model(), config: shape(), tokenizer: tokenizer(), added: 0 };
+        let dir = RunDir::create(runs.path(), "run", false).unwrap();
+        Finetune::new(config, base, data, Template::ChatMl, &Device::flex(), dir).map(drop).map_err(|e| e.to_string())
+    };
+    let data = |pairs, lengths: &[usize]| SftData { train: examples(lengths).into(), pairs, ..SftData::default() };
+    let of = |objective| SftConfig { objective, ..settings() };
+    for objective in OBJECTIVES {
+        for count in [3, 4] {
+            let error = begin(of(objective), data(false, &[9; 4][..count])).unwrap_err();
+            assert!(error.starts_with("the data are single answers") && error.contains("SftConfig::encoding"), "{error}");
+        }
+        assert!(begin(of(objective), data(true, &[9; 3])).unwrap_err().ends_with("their number is odd"));
+        assert_eq!(begin(of(objective), data(true, &[9; 4])), Ok(()));
+    }
+    let error = begin(of(Objective::Sft), data(true, &[9; 4])).unwrap_err();
+    assert!(error.starts_with("the data are pairs of answers, and objective sft"), "{error}");
+    let error = begin(SftConfig { method: Method::Full, ..of(Objective::Dpo) }, data(true, &[9; 4])).unwrap_err();
+    assert!(error.contains("method full leaves none"), "{error}");
+
+    let side = |last| Box::new(Example::Tokens { ids: vec![1, 2, last], trained: vec![false, false, true] });
+    let pair = Example::Pair { chosen: side(3), rejected: side(4) };
+    for (objective, example) in [(Objective::Orpo, pair), (Objective::Sft, *side(3))] {
+        let (options, tokenizer) = (of(objective).encoding().unwrap(), tokenizer());
+        let data =
+            SftData::of(&[example], &[], Encoding { options: &options, tokenizer: &tokenizer, template: &Template::ChatMl }).unwrap();
+        assert_eq!((data.pairs, data.train.len()), (objective == Objective::Orpo, objective.sequences()));
+        assert_eq!(begin(of(objective), data), Ok(()));
+    }
 }
 
 /// What it has trained whole is in the reference too.

@@ -11,6 +11,7 @@ pub mod data;
 pub mod export;
 pub mod fit;
 mod group_verdict;
+mod in_code;
 pub mod loss;
 pub mod memory;
 pub mod metrics;

@@ -68,6 +68,8 @@ pub struct TrainingData {
     item_channels: Vec<u8>,
     /// Of data that was found, what is decoded from here on.
     undecoded: Option<Undecoded>,
+    /// Nobody has looked at what its items are.
+    pub(crate) in_code: bool,
 }
 
 /// Images of training and validation that are read from their files, and of each image the one before it where frames are stacked.
@@ -77,7 +79,8 @@ struct Undecoded {
 }
 
 impl TrainingData {
-    /// Data defined in code. Every validation item is read once for its size.
+    /// Data defined in code. Every validation item is read once for its size. An item that cannot be used (its class has no name here, its box is not finite, its
+    /// pixels do not fill its frame, or the network has other [`channels`](Self::channels)) is left out with a warning, as a file that cannot be read is.
     ///
     /// # Errors
     /// When a validation item cannot be read.
@@ -102,6 +105,7 @@ impl TrainingData {
             order,
             lines: Vec::new(),
             undecoded: None,
+            in_code: true,
         })
     }
 
@@ -209,6 +213,7 @@ impl TrainingData {
             order,
             lines,
             undecoded: Some(Undecoded { sets, before }),
+            in_code: false,
         })
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use bellows_exit::{Coded, Exit};
+use bellows_learner::memory::Place;
 use bellows_learner::{EvalContext, Identity, Interrupted, LearnError, Learner, Outcome, Role, RunFile, Shared, TaskError};
 use bellows_runs::{RunDir, RunDirError};
 use bellows_settings::SettingsError;
@@ -15,12 +16,13 @@ use serde_json::{Map, Value};
 
 use crate::boxes::Label;
 use crate::checkpoint::{Misfit, WeightFile};
-use crate::config::{MAY_CHANGE, TrainConfig};
+use crate::config::{MAY_CHANGE, TrainConfig, refuse};
 use crate::data::sampler::{ends, epoch_length};
 use crate::data::stages::Stages;
 use crate::data::{DataError, Item};
 use crate::export::{About, iso_date, to_pt};
 use crate::fit::{FitError, settle, warning};
+use crate::in_code::{checked, of_files};
 use crate::model::{Yolo, YoloConfig};
 use crate::page::Page;
 use crate::pictures;
@@ -109,8 +111,11 @@ impl Training {
     /// Builds the model (from scratch or from a file), resolves `batch: -1` and `optimizer: auto`, and prepares the run in `dir`.
     /// `memory` is the device's, in bytes, where known; `resumed` the directory of a run that [`Learner::resume`] will go on with, as every rank knows it.
     ///
+    /// How convolutions are computed is the process's: `conv` and `precision` bf16 say it to whoever chooses a device, as `ProbeOptions { lowering: Some(config.lowering()?), .. }`
+    /// of `bellows_device`, and hold once what was chosen is adopted (`Selected::adopt`).
+    ///
     /// # Errors
-    /// Weights that do not fit, a run directory that cannot be used, data that were not decoded, or more memory than `memory_limit`, before anything is built.
+    /// Settings that break a rule ([`TrainConfig::validate`]: `imgsz`, too, is rounded where settings are read and not here), f16 on a processor, settings that are of files with data defined in code. Weights that do not fit, a run directory that cannot be used, data that were not decoded, or more memory than `memory_limit`, before anything is built.
     pub fn new(
         data: TrainingData,
         mut config: TrainConfig,
@@ -119,6 +124,14 @@ impl Training {
         dir: RunDir,
         resumed: Option<&Path>,
     ) -> Result<Self, TrainError> {
+        config.validate().map_err(refuse)?;
+        if config.half() && Place::of(device) == Place::Processor {
+            return Err(refuse("precision f16 is for GPUs; a processor may have bf16".into()).into());
+        }
+        let in_code = data.in_code;
+        if let Some(reason) = of_files(&config, &data.weights).filter(|_| in_code) {
+            return Err(refuse(reason).into());
+        }
         if data.is_to_be_decoded(&config) {
             return Err(TrainError::Undecoded);
         }
@@ -129,6 +142,8 @@ impl Training {
         // What was measured is from here on a setting: it is recorded, and judged by and resumed with.
         config.range = range.map(Vec::from).or(config.range);
         let nc = names.len();
+        let guard = |set: Arc<dyn Dataset<Item>>| if in_code { checked(set, nc, channels) } else { set };
+        let val = val.through(guard);
         let Start { model, form, header } = source::model(&config, nc, channels, resumed, &device.clone().autodiff())?;
         let mut header = header;
         header.extend(said);
@@ -147,6 +162,8 @@ impl Training {
                 Some(Rect::new(sizes, config.batch.images(), config.ranks, config.imgsz as u32))
             }
         };
+        // Not before the rectangles: an item that cannot be used has a size all the same.
+        let train = guard(train);
         let task = DetectionTask {
             stages: Stages::default(),
             told: Told::default(),

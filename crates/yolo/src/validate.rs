@@ -60,6 +60,11 @@ impl ValSet {
         Self { areas: Arc::new(areas), ..self }
     }
 
+    /// The same images by way of another data set.
+    pub(crate) fn through(self, guard: impl FnOnce(Arc<dyn Dataset<Item>>) -> Arc<dyn Dataset<Item>>) -> Self {
+        Self { data: guard(self.data), ..self }
+    }
+
     /// The same images in another place.
     pub(crate) fn set_data(&mut self, data: Arc<dyn Dataset<Item>>) {
         self.data = data;

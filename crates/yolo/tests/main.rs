@@ -2,6 +2,7 @@
 //! their whole process computes convolutions.
 
 mod hit_uav;
+mod in_code;
 mod metrics_golden;
 mod parity;
 mod plots;

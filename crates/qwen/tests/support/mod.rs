@@ -108,7 +108,8 @@ pub fn begun(
 ) -> Result<Finetune, FinetuneError> {
     let device = Device::flex();
     let base = Base { model, config: shape, tokenizer: tokenizer(), added: 0 };
-    let data = SftData { train: train.into(), valid: valid.into(), ..SftData::default() };
+    let pairs = config.objective.is_of_pairs();
+    let data = SftData { train: train.into(), valid: valid.into(), pairs, ..SftData::default() };
     let dir = RunDir::create(dir, "run", false).unwrap();
     Finetune::new(config, base, data, Template::ChatMl, &device, dir)
 }

@@ -310,7 +310,7 @@ settings! {
     }
 }
 
-fn refuse(reason: String) -> SettingsError {
+pub(crate) fn refuse(reason: String) -> SettingsError {
     SettingsError { origin: "settings".into(), reason }
 }
 

@@ -1,6 +1,7 @@
 //! The one error of this crate: which file, which line, what was found and what was expected.
 
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 use bellows_exit::{Coded, Exit};
@@ -250,6 +251,11 @@ impl Fault {
     /// This fault, on `line` (from 1) of `path`.
     pub fn on_line(self, path: &Path, line: u64) -> ChatError {
         ChatError { path: Some(path.to_owned()), line: Some(line), fault: self }
+    }
+
+    /// What `work` returns, or this: libraries check most of a damaged file, and index without a check in places.
+    pub(crate) fn guarded<T>(damaged: impl FnOnce() -> Self, work: impl FnOnce() -> Result<T, Self>) -> Result<T, Self> {
+        catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err(damaged()))
     }
 
     pub(crate) fn tokenizer(what: impl Into<String>) -> Self {

@@ -159,6 +159,38 @@ fn a_damaged_tokenizer_file_is_refused_in_a_sentence() {
     }
 }
 
+/// JSON that is whole, with a part that the library panics or asks for gigabytes over.
+#[test]
+fn a_part_that_nothing_can_be_computed_with_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    support::tiny().save(dir.path()).unwrap();
+    let path = dir.path().join("tokenizer.json");
+    let whole: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    let charsmap = |map: &str| serde_json::json!({ "type": "Precompiled", "precompiled_charsmap": map });
+    let replace = |pattern: serde_json::Value| serde_json::json!({ "type": "Replace", "pattern": pattern, "content": "yy" });
+    let parts = [
+        ("normalizer", charsmap("")),
+        ("normalizer", charsmap("AAAAAA==")),
+        ("normalizer", charsmap("/////w==")),
+        ("normalizer", charsmap("BAAAAP////94")),
+        ("normalizer", serde_json::json!({ "type": "Sequence", "normalizers": [charsmap("/////w==")] })),
+        ("normalizer", replace(serde_json::json!({ "String": "" }))),
+        ("normalizer", serde_json::json!({ "type": "Prepend", "prepend": "" })),
+        ("pre_tokenizer", serde_json::json!({ "type": "FixedLength", "length": 0 })),
+    ];
+    for (key, part) in parts {
+        let mut damaged = whole.clone();
+        damaged[key] = part.clone();
+        std::fs::write(&path, damaged.to_string()).unwrap();
+        let error = Tokenizer::from_dir(dir.path()).unwrap_err().to_string();
+        assert!(error.starts_with(&path.display().to_string()) && error.contains("damaged"), "{part}: {error}");
+    }
+    let mut damaged = whole;
+    damaged["model"]["continuing_subword_prefix"] = "##########".into();
+    std::fs::write(&path, damaged.to_string()).unwrap();
+    assert!(Tokenizer::from_dir(dir.path()).unwrap_err().to_string().contains("damaged"));
+}
+
 #[test]
 fn a_saved_tokenizer_is_the_same() {
     let dir = tempfile::tempdir().unwrap();

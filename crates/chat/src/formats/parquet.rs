@@ -1,7 +1,6 @@
 //! Parquet as the objects that the other formats hold: a group of rows at a time is in memory.
 
 use std::fs::File;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use parquet::errors::ParquetError;
 use parquet::file::reader::FileReader;
@@ -31,7 +30,7 @@ impl std::fmt::Debug for Groups {
 
 impl Groups {
     pub(super) fn open(file: File) -> Result<Self, Fault> {
-        guarded(|| {
+        Fault::guarded(damaged, || {
             let reader = SerializedFileReader::new(file).map_err(refused)?;
             let mut starts = vec![0];
             for group in reader.metadata().row_groups() {
@@ -56,8 +55,8 @@ impl Groups {
         if self.held.as_ref().is_none_or(|(held, _)| *held != group) {
             self.held = None;
             let promised = self.starts[group + 1] - self.starts[group];
-            let rows =
-                guarded(|| read_group(&self.reader, group)).and_then(|rows| if rows.len() == promised { Ok(rows) } else { Err(damaged()) });
+            let rows = Fault::guarded(damaged, || read_group(&self.reader, group))
+                .and_then(|rows| if rows.len() == promised { Ok(rows) } else { Err(damaged()) });
             let rows = rows.inspect_err(|_| self.starts.truncate(group + 1))?;
             self.held = Some((group, rows));
         }
@@ -111,11 +110,6 @@ fn name(key: &Field) -> String {
         Value::String(text) => text,
         other => other.to_string(),
     }
-}
-
-/// What `work` returns. The library checks most of a damaged file, and indexes without a check in places.
-fn guarded<T>(work: impl FnOnce() -> Result<T, Fault>) -> Result<T, Fault> {
-    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err(damaged()))
 }
 
 fn damaged() -> Fault {

@@ -4,12 +4,15 @@ use std::fmt;
 use std::io::ErrorKind;
 use std::path::Path;
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use bellows_runs::{StoreError, read_bounded, write_atomic};
-use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde::Deserialize;
+use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value, json};
 use tokenizers::Tokenizer as Hf;
 
-use super::Tokenizer;
+use super::{Place, Tokenizer, damaged};
 use crate::{ChatError, Fault};
 
 /// No tokenizer in use is larger than an eighth of this.
@@ -78,6 +81,33 @@ fn whole(bytes: &[u8]) -> Result<(), Fault> {
     Err(Fault::Json { what })
 }
 
+/// That the maps of SentencePiece's normalisers have the room that they say they take: the library believes it before it looks.
+fn charsmaps_are_whole(bytes: &[u8]) -> Result<(), Fault> {
+    const KEY: &str = "precompiled_charsmap";
+    #[derive(Deserialize)]
+    struct Parts {
+        #[serde(default)]
+        normalizer: Value,
+    }
+    if !bytes.windows(KEY.len()).any(|window| window == KEY.as_bytes()) {
+        return Ok(());
+    }
+    // One that is no object is the library's to refuse.
+    let Ok(Parts { normalizer }) = serde_json::from_slice(bytes) else { return Ok(()) };
+    let mut parts = vec![&normalizer];
+    while let Some(part) = parts.pop() {
+        parts.extend(part.get("normalizers").and_then(Value::as_array).into_iter().flatten());
+        let Some(map) = part.get(KEY).and_then(Value::as_str) else { continue };
+        let map = STANDARD.decode(map).map_err(|error| Fault::tokenizer(format!("`{KEY}`: {error}")))?;
+        // Bytes of a trie of u32, and behind it what its leaves point to.
+        let trie = map.split_first_chunk::<4>().map(|(len, rest)| (u32::from_le_bytes(*len) as usize, rest.len()));
+        if !trie.is_some_and(|(len, rest)| len > 0 && len.is_multiple_of(4) && len <= rest) {
+            return Err(Fault::tokenizer(format!("`{KEY}` is no table of {} bytes: the file is damaged", map.len())));
+        }
+    }
+    Ok(())
+}
+
 /// Whether this is the one to take of chat templates with names.
 fn is_default(template: &Value) -> bool {
     template.get("name").and_then(Value::as_str) == Some("default")
@@ -87,10 +117,16 @@ impl Tokenizer {
     /// A tokenizer from the text of a `tokenizer.json`.
     pub(super) fn from_json(bytes: &[u8]) -> Result<Self, Fault> {
         whole(bytes)?;
-        let mut hf = Hf::from_bytes(bytes).map_err(|error| Fault::tokenizer(error.to_string()))?;
-        // Rows are cut and filled by `encode` and `Batch`, which keep count of it.
-        hf.with_truncation(None).map_err(|error| Fault::tokenizer(error.to_string()))?.with_padding(None);
-        Ok(Tokenizer::new(hf))
+        charsmaps_are_whole(bytes)?;
+        Fault::guarded(damaged, || {
+            let mut hf = Hf::from_bytes(bytes).map_err(|error| Fault::tokenizer(error.to_string()))?;
+            // Rows are cut and filled by `encode` and `Batch`, which keep count of it.
+            hf.with_truncation(None).map_err(|error| Fault::tokenizer(error.to_string()))?.with_padding(None);
+            let tokenizer = Tokenizer::new(hf);
+            // A part that no text can go through is found here, and not in the middle of a run; whether it has a token for this is another question.
+            drop(tokenizer.cut_unguarded(tokenizer.hf.get_added_vocabulary(), "an example: 2 × é 🙂", Place::Start));
+            Ok(tokenizer)
+        })
     }
 
     /// Reads a `tokenizer.json` alone: no end of text, no template.

@@ -58,6 +58,11 @@ fn ids(hf: &Hf) -> usize {
     hf.get_vocab(true).values().max().map_or(0, |&id| id as usize + 1)
 }
 
+/// Of a tokenizer that its library panics over.
+fn damaged() -> Fault {
+    Fault::tokenizer("the library cannot compute with a part of it (normalizer, pre_tokenizer, model or decoder): the file is damaged")
+}
+
 impl Tokenizer {
     fn new(hf: Hf) -> Self {
         let mut plain = hf.get_added_vocabulary().clone();
@@ -107,6 +112,10 @@ impl Tokenizer {
     }
 
     fn cut(&self, added: &AddedVocabulary, text: &str, place: Place) -> Result<Vec<Token>, Fault> {
+        Fault::guarded(damaged, || self.cut_unguarded(added, text, place))
+    }
+
+    fn cut_unguarded(&self, added: &AddedVocabulary, text: &str, place: Place) -> Result<Vec<Token>, Fault> {
         let refused = |error: Box<dyn std::error::Error + Send + Sync>| Fault::tokenizer(error.to_string());
         // The steps of `tokenizers::Tokenizer::encode`, with the choice of added tokens and without what post-processors add.
         let (normalizer, rule) = self.prefixes.rules(&self.hf, place);
@@ -126,7 +135,7 @@ impl Tokenizer {
     /// [`Fault::Tokenizer`] if the decoder of the tokenizer refuses a token.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String, Fault> {
         let ids: Vec<u32> = ids.iter().copied().filter(|&id| !(skip_special && self.is_special(id))).collect();
-        self.hf.decode(&ids, false).map_err(|error| Fault::tokenizer(error.to_string()))
+        Fault::guarded(damaged, || self.hf.decode(&ids, false).map_err(|error| Fault::tokenizer(error.to_string())))
     }
 
     /// The id of the token written `token`: `<|im_end|>`.

@@ -6,7 +6,7 @@
 use std::path::Path;
 
 use bellows_chat::{Conversation, EncodeOptions, Example, Message, RenderOptions, Role, Template, encode_prompt};
-use bellows_device::{DeviceRequest, ProbeOptions, select};
+use bellows_device::{DeviceRequest, ProbeOptions, answer_probe, select};
 use bellows_qwen::data::{Encoding, SftData};
 use bellows_qwen::generate::{Sampling, generate};
 use bellows_qwen::{base::Base, config::SftConfig, export::write_gguf, train::Finetune, weights::merge};
@@ -51,6 +51,7 @@ pub fn finetune(project: &Path, epochs: usize) -> Result<(f64, String), Box<dyn 
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
+    answer_probe();
     let mut args = std::env::args().skip(1);
     let project = args.next().unwrap_or_else(|| "runs/custom".into());
     let (loss, answer) = finetune(project.as_ref(), args.next().map_or(Ok(15), |n| n.parse())?)?;

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use bellows_device::{DeviceRequest, ProbeOptions, select};
+use bellows_device::{DeviceRequest, ProbeOptions, answer_probe, select};
 use bellows_runs::RunDir;
 use bellows_yolo::boxes::Label;
 use bellows_yolo::config::TrainConfig;
@@ -44,6 +44,7 @@ impl Dataset<Item> for Shapes {
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    answer_probe();
     let mut args = std::env::args().skip(1);
     let project = args.next().unwrap_or_else(|| "runs/custom".into());
     let epochs = args.next().map_or(Ok(10), |n| n.parse())?;

@@ -22,8 +22,10 @@ fn chat(turns: &[(Role, &str)]) -> Conversation {
 
 /// Trains in a run directory under `project`. Returns the lowest validation loss, and the answer to the first question.
 pub fn finetune(project: &Path, epochs: usize) -> Result<(f64, String), Box<dyn std::error::Error>> {
-    let device = select(&DeviceRequest::Cpu, &ProbeOptions::default())?.device;
-    let base = Base::tiny(FACTS.iter().flat_map(|(question, answer)| [*question, *answer]), 0, &device)?;
+    let selected = select(&DeviceRequest::Cpu, &ProbeOptions::default())?;
+    selected.adopt();
+    let device = &selected.device;
+    let base = Base::tiny(FACTS.iter().flat_map(|(question, answer)| [*question, *answer]), 0, device)?;
     let template = Template::detect(&base.tokenizer, Some("qwen2"))?;
     let examples = FACTS.map(|(question, answer)| Example::Chat(chat(&[(Role::User, question), (Role::Assistant, answer)])));
     let train: Vec<Example> = examples.iter().cycle().take(24).cloned().collect();
@@ -37,7 +39,7 @@ pub fn finetune(project: &Path, epochs: usize) -> Result<(f64, String), Box<dyn 
         epochs,
         ..SftConfig::default()
     };
-    let mut run = Finetune::new(config, base, data, template, &device, RunDir::create(project, "facts", false)?)?;
+    let mut run = Finetune::new(config, base, data, template, device, RunDir::create(project, "facts", false)?)?;
     let report = run.run()?;
     run.save()?;
     run.learner().finish()?;
@@ -45,7 +47,7 @@ pub fn finetune(project: &Path, epochs: usize) -> Result<(f64, String), Box<dyn 
     let (model, shape, tokenizer) = (merge(run.best()?), run.shape(), run.tokenizer());
     let prompt = encode_prompt(&chat(&[(Role::User, FACTS[0].0)]), tokenizer, run.template(), RenderOptions::default())?;
     let greedy = Sampling { max_new_tokens: 16, temperature: 0.0, ..Sampling::default() };
-    let answer = generate(&model, shape, &prompt, &greedy, &shape.eos_token_ids, &device, |_| true)?;
+    let answer = generate(&model, shape, &prompt, &greedy, &shape.eos_token_ids, device, |_| true)?;
     write_gguf(&run.learner().dir().path().join("facts.gguf"), &model, run.shape(), run.tokenizer(), Preset::Q8_0, "facts")?;
     Ok((report.best_loss.unwrap_or(f64::NAN), run.tokenizer().decode(&answer, true)?))
 }

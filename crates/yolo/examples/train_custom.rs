@@ -51,8 +51,9 @@ fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let config =
         TrainConfig { imgsz: SIDE, batch: 8.into(), nbs: 8, epochs, workers: 1, mosaic: 0.0, plots: false, ..TrainConfig::default() };
     let data = TrainingData::new(Arc::new(Shapes { first: 0, len: 64 }), Arc::new(Shapes { first: 64, len: 16 }), &["square", "disc"])?;
-    let device = select(&DeviceRequest::Cpu, &ProbeOptions::default())?.device;
-    let mut training = Training::new(data, config, &device, None, RunDir::create(project.as_ref(), "shapes", false)?, None)?;
+    let device = select(&DeviceRequest::Cpu, &ProbeOptions::default())?;
+    device.adopt();
+    let mut training = Training::new(data, config, &device.device, None, RunDir::create(project.as_ref(), "shapes", false)?, None)?;
     let report = training.run()?;
     let best = training.judge_best(Vec::new(), &mut |_, _| {})?;
     training.learner().finish()?;

@@ -204,6 +204,23 @@ fn only_device_and_kernels_name_a_backend_and_only_a_few_files_are_unsafe() {
     }
 }
 
+/// Who copies an example or a page that selects a device would train without what has proved itself there, or start the program again and again.
+#[test]
+fn who_is_shown_to_select_a_device_is_shown_the_rest() {
+    let mut shown = all_sources();
+    shown.retain(|(path, text)| path.components().any(|c| c.as_os_str() == "examples") && text.contains("select(&DeviceRequest::"));
+    let pages = std::fs::read_dir(root().join("docs")).unwrap().map(|entry| entry.unwrap().path());
+    let pages = pages.filter(|path| path.extension().is_some_and(|e| e == "md"));
+    let pages = pages.map(|path| (path.clone(), std::fs::read_to_string(path).unwrap()));
+    shown.extend(pages.filter(|(_, text)| text.contains("bellows_device::select")));
+    assert!(shown.len() >= 3, "the examples and the page were not found");
+    for (path, text) in shown {
+        for call in ["answer_probe()", "adopt()"] {
+            assert!(text.contains(call), "{} selects a device without {call}", path.display());
+        }
+    }
+}
+
 /// What GitHub makes of a heading: small letters, no punctuation, a line in place of each space. (A heading that stands twice has another one, which none is
 /// asked for here.)
 fn anchor(heading: &str) -> String {

@@ -28,7 +28,7 @@ mod words;
 
 use std::process::ExitCode;
 
-use bellows_device::{PROBE_SUBCOMMAND, probe_child_main};
+use bellows_device::answer_probe;
 
 pub use bellows_exit::Exit;
 pub use bounds::say_bounds;
@@ -52,9 +52,7 @@ pub use words::words;
 /// first moment; an error is printed once, on one line, and has its code. So has a result that stdout did not take, which of a run is none.
 pub fn program(run: impl FnOnce(&Signals) -> Result<(), Failure>) -> ExitCode {
     // The device probe re-runs this program as a child; it must not go through the command line proper.
-    if std::env::args_os().nth(1).is_some_and(|word| word == PROBE_SUBCOMMAND) {
-        return ExitCode::from(u8::try_from(probe_child_main(std::env::args().skip(2))).unwrap_or(1));
-    }
+    answer_probe();
     log_to_stderr();
     match Signals::install().and_then(|signals| run(&signals)).and_then(|()| output::end()) {
         Ok(()) => {

@@ -17,7 +17,7 @@ use std::io::{self, Read, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
-/// The hidden subcommand of the binary that must call [`probe_child_main`].
+/// The hidden subcommand by which the probe starts this program again, for [`answer_probe`].
 pub const PROBE_SUBCOMMAND: &str = "__probe";
 
 /// The environment variable that makes the child misbehave: `hang:<stage>`, `crash:<stage>`, `short:<stage>` (of memory) or `wrong:<stage>`, several
@@ -68,11 +68,19 @@ impl Job {
     }
 }
 
-/// What binaries run for [`PROBE_SUBCOMMAND`], given the arguments after it. Returns the exit code: 0 all stages passed, 1 one did not,
-/// 2 the arguments are not the parent's.
+/// Does what the probe asks and ends the process, if it is the probe's child; does nothing in any other. It is the first line of a program's `main`, so that
+/// the child does nothing else. [`select`](fn@crate::select) and [`doctor`](fn@crate::doctor) come to it too, before they start a child.
 ///
-/// Writes its report to standard output, which is the channel to the parent process.
-pub fn probe_child_main(args: impl Iterator<Item = String>) -> i32 {
+/// The report is written to standard output, which is the channel to the parent process. Exit codes: 0 all stages passed, 1 one did not, 2 the arguments are not
+/// the parent's.
+pub fn answer_probe() {
+    if std::env::args_os().nth(1).is_some_and(|word| word == PROBE_SUBCOMMAND) {
+        std::process::exit(probe_child_main(std::env::args().skip(2)));
+    }
+}
+
+/// What the child does, given the arguments after [`PROBE_SUBCOMMAND`]. Returns its exit code.
+fn probe_child_main(args: impl Iterator<Item = String>) -> i32 {
     let args: Vec<String> = args.collect();
     let [arg] = args.as_slice() else { return 2 };
     let Some(job) = Job::from_arg(arg) else { return 2 };

@@ -2,11 +2,11 @@
 //!
 //! This is the only crate that names Burn backends. [`select`] turns what the user asked for ([`DeviceRequest`]) into a Burn device.
 //! A GPU is not trusted on its driver's word: drivers hang, crash and compute wrong numbers, so a child process does a staged piece of
-//! training on it first and compares every number with the CPU ([`probe_child_main`]), once with our own kernels and once
+//! training on it first and compares every number with the CPU, once with our own kernels and once
 //! with Burn's, in the [`Work`] and precision at hand; what it may be used with is part of the answer ([`Selected::lowering`]). `auto` falls back to the CPU and tells the
 //! reason; a device named by the user fails instead. Software Vulkan is refused unless named.
 //!
-//! It relies on the binary to route its hidden subcommand [`PROBE_SUBCOMMAND`] to [`probe_child_main`]. It never sets driver variables
+//! The child is this program, started again with a hidden subcommand: it relies on the binary to call [`answer_probe`] first. It never sets driver variables
 //! such as `HSA_OVERRIDE_GFX_VERSION`: [`doctor`] prints them and says what is known about the card.
 
 mod adapter;
@@ -45,7 +45,7 @@ pub use adapter::{Adapter, AdapterKind, Backend};
 pub use bellows_kernels::cube::{Counted, Done};
 pub use bellows_kernels::{Lowering, processor};
 pub use cards::{CARDS, Card};
-pub use child::{PROBE_SUBCOMMAND, probe_child_main};
+pub use child::{PROBE_SUBCOMMAND, answer_probe};
 pub use convolutions::Conv;
 pub use doctor::doctor;
 pub use error::DeviceError;

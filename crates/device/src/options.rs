@@ -148,7 +148,7 @@ impl FromStr for Work {
 /// How the probe is run. `ProbeOptions::default()` is what users get.
 #[derive(Debug, Clone)]
 pub struct ProbeOptions {
-    /// The executable to start as child; `None`: this one. It must route [`crate::PROBE_SUBCOMMAND`] to [`crate::probe_child_main`].
+    /// The executable to start as child; `None`: this one. It must come to [`crate::answer_probe`].
     pub exe: Option<PathBuf>,
     /// Variables to set for the child.
     pub env: Vec<(OsString, OsString)>,

@@ -5,7 +5,7 @@
 
 use crate::adapter::{Adapter, AdapterKind, Backend};
 use crate::cache::{self, Key};
-use crate::child::Job;
+use crate::child::{Job, answer_probe};
 use crate::facts::gfx_of_this_machine;
 use crate::known_issues::crash_sentence;
 use crate::options::{ProbeOptions, Work};
@@ -19,6 +19,8 @@ use crate::watch::{self, End, Run};
 /// # Errors
 /// One sentence on how the child ended.
 pub(crate) fn list(backend: Backend, options: &ProbeOptions) -> Result<Vec<Adapter>, String> {
+    // Every parent begins here, and so does a child whose program has not answered: it must not start another one, which would start another one.
+    answer_probe();
     let (run, _) = with_retry(&Job::List(backend), options);
     if run.end != End::Passed {
         return Err(reason(&run));

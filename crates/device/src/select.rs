@@ -12,8 +12,9 @@ use bellows_kernels::cube::{Maker, set_maker, set_tuned};
 use bellows_kernels::{Lowering, processor, processor_has_bf16, set_default_lowering};
 use burn::tensor::{Device, FloatDType};
 
-/// The device to train on.
+/// The device to train on, by what has proved itself there: [`adopt`](Self::adopt) it before anything is computed.
 #[derive(Debug)]
+#[must_use = "layers compute by what has proved itself here only after `adopt`"]
 pub struct Selected {
     /// The Burn device, without autodiff.
     pub device: Device,
@@ -82,7 +83,8 @@ impl Selected {
 
 /// Chooses the device for `request` and proves it.
 ///
-/// The first probe of a GPU takes a minute or two; its verdict is remembered.
+/// The first probe of a GPU takes a minute or two; its verdict is remembered. Call [`adopt`](Selected::adopt) before anything is computed: else layers take Burn's
+/// kernels, which may have failed here.
 ///
 /// # Errors
 /// For a named device that is absent, unproven, software without being named by its index, or not in this binary. Never for `auto`

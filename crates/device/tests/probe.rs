@@ -6,7 +6,7 @@
 
 use bellows_device::{
     Conv, DeviceError, DeviceRequest, Heads, LinearMap, Lowering, PROBE_SUBCOMMAND, PathReport, ProbeOptions, Selected, Shape, Stage,
-    Storage, Verdict, Work, doctor, probe_child_main, select,
+    Storage, Verdict, Work, answer_probe, doctor, select,
 };
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -17,11 +17,18 @@ use std::{env, fs, thread};
 const VULKAN: DeviceRequest = DeviceRequest::Vulkan(None);
 const VULKAN_0: DeviceRequest = DeviceRequest::Vulkan(Some(0));
 
+/// Where this is set the child is of a program that has forgotten to answer: it adds a line to this file, and comes to `select` as its parent did.
+const FORGETFUL: &str = "BELLOWS_TEST_FORGETFUL";
+
 #[test]
 fn __probe() {
-    let mut args = env::args().skip(1);
-    if args.next().as_deref() == Some(PROBE_SUBCOMMAND) {
-        std::process::exit(probe_child_main(args));
+    let Some(file) = env::var_os(FORGETFUL) else { return answer_probe() };
+    let started = fs::read_to_string(&file).unwrap();
+    let last = started.lines().count() >= 2;
+    fs::write(&file, started + "child\n").unwrap();
+    // A chain of children has an end here, for what it is a test of.
+    if !last {
+        let _ = select(&VULKAN_0, &ProbeOptions::default());
     }
 }
 
@@ -509,14 +516,32 @@ fn software_is_refused_unless_named() {
     assert!(error.contains("vulkan:7 does not exist; found: vulkan:0"), "{error}");
 }
 
+/// As [`options`], without a Vulkan loader.
+#[expect(clippy::unwrap_used, reason = "a test in all but its attribute")]
+fn without_loader(folder: &Path) -> ProbeOptions {
+    // An empty file in front of the real loader cannot be loaded, which is what an absent one looks like.
+    fs::write(folder.join("libvulkan.so.1"), "").unwrap();
+    fs::write(folder.join("libvulkan.so"), "").unwrap();
+    let mut options = options(folder, "");
+    options.env.push(("LD_LIBRARY_PATH".into(), folder.into()));
+    options
+}
+
+#[test]
+fn a_child_whose_program_has_forgotten_to_answer_starts_no_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let started = folder.path().join("started");
+    fs::write(&started, "").unwrap();
+    let mut options = without_loader(folder.path());
+    options.env.push((FORGETFUL.into(), started.clone().into()));
+    assert!(matches!(select(&VULKAN_0, &options), Err(DeviceError::NoAdapter { .. })));
+    assert_eq!(fs::read_to_string(started).unwrap(), "child\n");
+}
+
 #[test]
 fn without_a_vulkan_loader_auto_takes_the_cpu() {
     let folder = tempfile::tempdir().unwrap();
-    // An empty file in front of the real loader cannot be loaded, which is what an absent one looks like.
-    fs::write(folder.path().join("libvulkan.so.1"), "").unwrap();
-    fs::write(folder.path().join("libvulkan.so"), "").unwrap();
-    let mut options = options(folder.path(), "");
-    options.env.push(("LD_LIBRARY_PATH".into(), folder.path().into()));
+    let options = without_loader(folder.path());
     let selected = select(&DeviceRequest::Auto, &options).unwrap();
     assert_eq!(selected.backend, "flex");
     assert!(selected.fallback.unwrap().contains("no vulkan adapter found"));

@@ -139,12 +139,11 @@ impl<T: Task> Learner<T> {
         self.observe(Dashboard::new(renderer))
     }
 
-    /// Adds any of burn-train's metrics that this task's output can feed; its values go to `events.jsonl`.
+    /// Adds any of burn-train's metrics whose input this task's output can be adapted to; its values go to `events.jsonl`.
     pub fn metric<M>(&mut self, metric: M) -> &mut Self
     where
         M: burn::train::metric::Metric + burn::train::metric::Numeric + 'static,
-        crate::task::StepOutput<T::Output>: burn::train::metric::Adaptor<M::Input>,
-        T::Output: 'static,
+        T::Output: burn::train::metric::Adaptor<M::Input> + 'static,
     {
         self.run.watchers.measure(Box::new(StepMetric(metric)));
         self

@@ -6,7 +6,7 @@ use std::time::Instant;
 use serde_json::json;
 
 use crate::attempt::Failure;
-use crate::counters::Counters;
+use crate::counters::{Counters, Place};
 use crate::error::{LearnError, TaskError};
 use crate::log::step_fields;
 use crate::observe::BatchReport;
@@ -221,7 +221,7 @@ impl<T: Task> Run<T> {
             gauges: (self.watchers.gauges)(),
             items: step.items,
         };
-        self.watchers.update(&step.outputs, report.position, plan.batches.len());
+        self.watchers.update(&step.outputs, Place { epoch: report.epoch, position: report.position }, plan.batches.len());
         self.clock.grad_norm = report.grad_norm.or(self.clock.grad_norm);
         if report.position.is_multiple_of(self.settings.config.log_every.max(1)) {
             let grad_norm = self.clock.grad_norm.take();

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use burn::train::Interrupter;
 use serde_json::Value;
 
+use crate::counters::Place;
 use crate::metrics::ErasedMetric;
 use crate::observe::{Gauge, Notice, Observer};
 use crate::phase::Phase;
@@ -15,6 +16,8 @@ use crate::task::{RunFile, StepOutput};
 pub(crate) struct Watchers<O> {
     observers: Vec<Box<dyn Observer>>,
     metrics: Vec<Box<dyn ErasedMetric<O>>>,
+    /// The batch that they were fed with last.
+    measured: Option<Place>,
     pub(crate) gauges: Box<dyn Fn() -> Vec<Gauge>>,
     pub(crate) stop: Arc<AtomicBool>,
     pub(crate) quit: Interrupter,
@@ -26,7 +29,7 @@ impl<O> Watchers<O> {
     /// Nobody.
     pub(crate) fn none() -> Self {
         let (observers, metrics, gauges) = (Vec::new(), Vec::new(), Box::new(Vec::new));
-        Self { observers, metrics, gauges, stop: Arc::default(), quit: Interrupter::new(), incomplete: Arc::default() }
+        Self { observers, metrics, measured: None, gauges, stop: Arc::default(), quit: Interrupter::new(), incomplete: Arc::default() }
     }
 
     pub(crate) fn observe(&mut self, observer: Box<dyn Observer>) {
@@ -54,10 +57,15 @@ impl<O> Watchers<O> {
         self.all(|o| o.on_notice(&notice));
     }
 
-    /// Feeds the metrics with a batch's parts.
-    pub(crate) fn update(&mut self, outputs: &[StepOutput<O>], position: usize, batches: usize) {
+    /// Feeds the metrics with the parts of the batch at `place`, of so many in its epoch.
+    pub(crate) fn update(&mut self, outputs: &[StepOutput<O>], place: Place, batches: usize) {
+        // A new epoch, whichever of its batches is the first that was trained on, or one that a roll-back has gone back in.
+        let anew = self.measured.replace(place).is_none_or(|last| last.epoch != place.epoch || last.position >= place.position);
         for metric in &mut self.metrics {
-            outputs.iter().for_each(|output| metric.update(output, position, batches));
+            if anew {
+                metric.clear();
+            }
+            outputs.iter().for_each(|output| metric.update(&output.output, place.position, batches));
         }
     }
 

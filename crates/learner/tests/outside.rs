@@ -7,13 +7,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bellows_learner::{
     BatchReport, Draw, EvalContext, Evaluation, Group, Identity, Learner, LearnerConfig, Observer, Outcome, Role, Schedule, StepOutput,
-    Task, TaskError, UpdateSchedule,
+    Task, TaskError, Unreadable, UpdateSchedule,
 };
 use bellows_runs::RunDir;
 use burn::data::dataset::{Dataset, InMemDataset};
 use burn::module::{Module, Param, ParamId};
 use burn::nn::{Dropout, DropoutConfig, Linear, LinearConfig};
 use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
+use burn::train::metric::{AccuracyInput, AccuracyMetric, Adaptor};
 
 /// One test at a time: Burn's dropout draws from a generator that a process has one of.
 fn alone() -> MutexGuard<'static, ()> {
@@ -76,6 +77,49 @@ impl Task for Plain {
     }
     fn export(&self, _: &Net, _: usize) -> Result<Vec<u8>, TaskError> {
         Ok(Vec::new())
+    }
+}
+
+/// What a metric of burn-train's is adapted to.
+struct Guess {
+    scores: Tensor<2>,
+    labels: Tensor<1, Int>,
+}
+
+impl Adaptor<AccuracyInput> for Guess {
+    fn adapt(&self) -> AccuracyInput {
+        AccuracyInput::new(self.scores.clone(), self.labels.clone())
+    }
+}
+
+/// Guesses all samples but the first one, in two batches, of which the first cannot be read in the second epoch.
+struct Guessing;
+
+impl Task for Guessing {
+    type Model = Net;
+    type Item = usize;
+    type Batch = Vec<usize>;
+    type Output = Guess;
+
+    fn item_names(&self) -> &[&'static str] {
+        &["loss"]
+    }
+    fn plan(&self, _: Draw) -> Option<Vec<Vec<usize>>> {
+        Some(vec![vec![0, 1], vec![2, 3]])
+    }
+    fn batch(&self, _: &dyn Dataset<usize>, draw: Draw, indices: &[usize]) -> Result<Vec<usize>, TaskError> {
+        if draw.epoch == 1 && draw.first == 0 { Err(Unreadable("it is gone".into()).into()) } else { Ok(indices.to_vec()) }
+    }
+    fn sample_names(&self, batch: &Vec<usize>) -> Vec<String> {
+        batch.iter().map(usize::to_string).collect()
+    }
+    fn loss(&self, model: &Net, batch: &Vec<usize>, _: Draw, device: &Device) -> StepOutput<Guess> {
+        let n = batch.len();
+        let loss = (model.layer.forward(Tensor::<2>::ones([n, 8], device)) - 1.0).powi_scalar(2).sum();
+        let scores: Vec<f32> = batch.iter().flat_map(|&i| if i == 0 { [1.0, 0.0] } else { [0.0, 1.0] }).collect();
+        let scores = Tensor::<1>::from_data(TensorData::from(scores.as_slice()), device).reshape([n, 2]);
+        let output = Guess { scores, labels: Tensor::ones([n], device) };
+        StepOutput { items: loss.clone().detach(), loss, count: n, output }
     }
 }
 
@@ -190,6 +234,24 @@ fn weights_of_16_bits_are_saved_as_such() {
         assert_eq!(back.model.layer.weight.val().dtype(), dtype);
         assert_eq!(back.encode(session.layout()).unwrap(), members);
     }
+}
+
+/// All parts of a batch, and nothing of the epoch before, whichever batch is the first that can be trained on.
+#[test]
+fn a_metric_of_burn_train_is_of_its_epoch() {
+    let _alone = alone();
+    let dir = tempfile::tempdir().unwrap();
+    let run = RunDir::create(dir.path(), "run", true).unwrap();
+    let config = LearnerConfig::new(2, Schedule::Updates(UpdateSchedule { batch: 2, ..UpdateSchedule::default() }));
+    let device = Device::flex();
+    let mut session = Learner::new(Guessing, net(&device, 1), &device, config, run, Identity::default()).unwrap();
+    session.metric(AccuracyMetric::new()).cut_batches("a test");
+    session.fit(&data()).unwrap();
+    let events = std::fs::read_to_string(dir.path().join("run/events.jsonl")).unwrap();
+    let events = events.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    let told: Vec<f64> =
+        events.filter(|event| event["event"] == "step").map(|event| event["metrics"]["Accuracy"].as_f64().unwrap()).collect();
+    assert_eq!(told, [50.0, 75.0, 100.0]);
 }
 
 #[test]

@@ -83,35 +83,57 @@ impl Index {
         }
     }
 
-    /// Adds a file, to the last sample if it has the same key, else to a new one.
+    /// Whether files of these kinds can be added under a key, to the shard that was begun last or, `anew`, to the one that is begun next.
     ///
     /// # Errors
     /// A second file of a kind, a name that leads out of the shard.
-    pub(crate) fn add(&mut self, key: &str, kind: &str, member: Member) -> Result<(), ShardFault> {
-        if !stays_inside(key, kind) {
-            return Err(unknown(format!("`{key}.{kind}` leads out of the archive")));
-        }
-        let known = self.kinds.iter().position(|known| known == kind);
-        let kind_number = known.unwrap_or(self.kinds.len());
-        let member = Member { kind: u16::try_from(kind_number).map_err(|_| unknown("more than 65,536 kinds of files"))?, ..member };
-        if known.is_none() {
-            self.kinds.push(kind.into());
-        }
-        let (shards, members) = (self.shards.len(), u32::try_from(self.members.len()).map_err(|_| unknown("more than 4 billion files"))?);
-        let Some(shard) = self.shards.last_mut() else { return Err(unknown("a file outside any shard")) };
-        match self.samples.last_mut().filter(|last| shard.samples > 0 && *last.key == *key) {
-            Some(last) => {
-                if self.members[last.members.start as usize..].iter().any(|other| other.kind == member.kind) {
-                    return Err(unknown(format!("`{key}.{kind}` is there twice")));
-                }
-                last.members.end += 1;
+    pub(crate) fn takes(&self, key: &str, kinds: &[&str], anew: bool) -> Result<(), ShardFault> {
+        let there = self.begun(key).filter(|_| !anew).map(|sample| self.members(sample)).unwrap_or_default();
+        let mut count = self.kinds.len();
+        for (i, kind) in kinds.iter().enumerate() {
+            if !stays_inside(key, kind) {
+                return Err(unknown(format!("`{key}.{kind}` leads out of the archive")));
             }
+            if kinds[..i].contains(kind) || there.iter().any(|member| self.kinds[member.kind as usize] == *kind) {
+                return Err(unknown(format!("`{key}.{kind}` is there twice")));
+            }
+            count += usize::from(!self.kinds.iter().any(|known| known == kind));
+        }
+        if count > 1 << 16 {
+            return Err(unknown("more than 65,536 kinds of files"));
+        }
+        if self.members.len() + kinds.len() > u32::MAX as usize {
+            return Err(unknown("more than 4 billion files"));
+        }
+        Ok(())
+    }
+
+    /// The last sample of the shard that was begun last, if it has this key.
+    fn begun(&self, key: &str) -> Option<&Sample> {
+        let shard = self.shards.last().filter(|shard| shard.samples > 0);
+        self.samples.last().filter(|last| shard.is_some() && *last.key == *key)
+    }
+
+    /// Adds a file, to the last sample if it has the same key, else to a new one.
+    ///
+    /// # Errors
+    /// As [`takes`](Self::takes).
+    pub(crate) fn add(&mut self, key: &str, kind: &str, member: Member) -> Result<(), ShardFault> {
+        self.takes(key, &[kind], false)?;
+        let (same, shards, members) = (self.begun(key).is_some(), self.shards.len() as u32, self.members.len() as u32);
+        let Some(shard) = self.shards.last_mut() else { return Err(unknown("a file outside any shard")) };
+        match self.samples.last_mut().filter(|_| same) {
+            Some(last) => last.members.end += 1,
             None => {
                 shard.samples += 1;
-                self.samples.push(Sample { key: key.into(), shard: shards as u32 - 1, members: members..members + 1 });
+                self.samples.push(Sample { key: key.into(), shard: shards - 1, members: members..members + 1 });
             }
         }
-        self.members.push(member);
+        let kind_number = self.kinds.iter().position(|known| known == kind).unwrap_or(self.kinds.len());
+        if kind_number == self.kinds.len() {
+            self.kinds.push(kind.into());
+        }
+        self.members.push(Member { kind: kind_number as u16, ..member });
         Ok(())
     }
 

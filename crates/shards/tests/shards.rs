@@ -8,6 +8,8 @@ use bellows_shards::{INDEX, ShardFault, Shards, Writer, write_index};
 
 /// A key, and kinds with contents.
 type Sample = (String, Vec<(&'static str, Vec<u8>)>);
+/// The same as it is written.
+type Files<'a> = &'a [(&'a str, &'a [u8])];
 
 /// Nine samples in three shards: lengths around a block, an empty file, a sample without labels.
 fn samples() -> Vec<Sample> {
@@ -283,5 +285,56 @@ fn what_cannot_be_written_is_refused() {
     assert!(refused("a.b", &[("jpg", b"")]).contains("`a.b` is no key"));
     assert!(refused(&"a".repeat(97), &[("jpg", b"")]).contains("has 101 bytes; names in shards have 1 to 100"));
     assert!(refused("a", &[("jpg", b""), ("jpg", b"")]).contains("`a.jpg` is there twice"));
+    assert!(refused("a", &[("jpg", b""), ("", b"")]).contains("`a.` is of no kind"));
     assert!(write_index(dir.path(), &mut |_, _| {}).unwrap_err().to_string().contains("there is no .tar"));
+}
+
+/// What was refused is not in the folder, nor a part of it; all else is.
+#[test]
+fn a_sample_that_is_refused_changes_nothing() {
+    let long = "b".repeat(97);
+    let refused: [(&str, Files<'_>); 4] = [
+        ("b.c", &[("jpg", b"")]),
+        ("b", &[("jpg", b""), ("c/txt", b"")]),
+        ("b", &[("txt", b""), ("txt", b"")]),
+        (long.as_str(), &[("t", b""), ("jpg", b"")]),
+    ];
+    for (most, shards) in [(1, 2), (2, 1)] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut writer = Writer::new(dir.path(), "x", most);
+        for key in ["a", "c"] {
+            refused.iter().for_each(|(key, files)| assert!(writer.push(key, files).is_err(), "{key}"));
+            writer.push(key, &[("jpg", key.as_bytes())]).unwrap();
+        }
+        refused.iter().for_each(|(key, files)| assert!(writer.push(key, files).is_err(), "{key}"));
+        assert_eq!(writer.finish().unwrap(), shards);
+        let shards = open(dir.path());
+        assert_eq!((shards.len(), shards.faults().len()), (2, 0));
+        for (i, key) in ["a", "c"].into_iter().enumerate() {
+            assert_eq!((shards.key(i), shards.kinds(i).collect::<Vec<_>>()), (key, vec!["jpg"]));
+            assert_eq!(shards.read(i, "jpg").unwrap().unwrap(), key.as_bytes());
+        }
+    }
+    // The second file of a sample that was there before, with one that was not.
+    let dir = tempfile::tempdir().unwrap();
+    let mut writer = Writer::new(dir.path(), "x", 9);
+    writer.push("a", &[("jpg", b"1")]).unwrap();
+    assert!(writer.push("a", &[("txt", b"2"), ("jpg", b"3")]).unwrap_err().to_string().contains("`a.jpg` is there twice"));
+    writer.finish().unwrap();
+    assert_eq!(open(dir.path()).kinds(0).collect::<Vec<_>>(), ["jpg"]);
+}
+
+/// A folder in which something is missing gets no index.
+#[test]
+fn nothing_is_added_after_what_could_not_be_written() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("x-000001.tar"), "of somebody else").unwrap();
+    let mut writer = Writer::new(dir.path(), "x", 1);
+    writer.push("a", &[("jpg", b"1")]).unwrap();
+    assert!(writer.push("b", &[("jpg", b"2")]).unwrap_err().to_string().contains("x-000001.tar"));
+    std::fs::remove_file(dir.path().join("x-000001.tar")).unwrap();
+    for after in [writer.push("c", &[("jpg", b"3")]).map(|()| 0), writer.finish()] {
+        assert!(after.unwrap_err().to_string().contains("a sample before could not be written"));
+    }
+    assert!(!Shards::is(dir.path()));
 }

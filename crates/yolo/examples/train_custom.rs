@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use bellows_device::{DeviceRequest, ProbeOptions, select};
+use bellows_device::{DeviceRequest, ProbeOptions, answer_probe, select};
 use bellows_runs::RunDir;
 use bellows_yolo::boxes::Label;
 use bellows_yolo::config::TrainConfig;
@@ -44,14 +44,16 @@ impl Dataset<Item> for Shapes {
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    answer_probe();
     let mut args = std::env::args().skip(1);
     let project = args.next().unwrap_or_else(|| "runs/custom".into());
     let epochs = args.next().map_or(Ok(10), |n| n.parse())?;
     let config =
         TrainConfig { imgsz: SIDE, batch: 8.into(), nbs: 8, epochs, workers: 1, mosaic: 0.0, plots: false, ..TrainConfig::default() };
     let data = TrainingData::new(Arc::new(Shapes { first: 0, len: 64 }), Arc::new(Shapes { first: 64, len: 16 }), &["square", "disc"])?;
-    let device = select(&DeviceRequest::Cpu, &ProbeOptions::default())?.device;
-    let mut training = Training::new(data, config, &device, None, RunDir::create(project.as_ref(), "shapes", false)?, None)?;
+    let device = select(&DeviceRequest::Cpu, &ProbeOptions::default())?;
+    device.adopt();
+    let mut training = Training::new(data, config, &device.device, None, RunDir::create(project.as_ref(), "shapes", false)?, None)?;
     let report = training.run()?;
     let best = training.judge_best(Vec::new(), &mut |_, _| {})?;
     training.learner().finish()?;

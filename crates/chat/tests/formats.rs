@@ -67,6 +67,19 @@ fn keys_that_are_named_come_first() {
     let text = |text: &str| Example::Text(text.into());
     assert_eq!(as_named(json!({"prompt": "a", "text": "b"}), "prompt", "completion", "text").unwrap(), text("b"));
     assert_eq!(as_named(json!({"prompt": "a"}), "prompt", "completion", "prompt").unwrap(), text("a"));
+    let turns = || json!([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]);
+    let prompt = Example::Prompt { prompt: "a".into(), completion: "b".into() };
+    let worked = json!({"problem": "a", "solution": "b", "answer": "c", "messages": turns()});
+    assert_eq!(as_named(worked, "problem", "solution", "text").unwrap(), prompt);
+    let asked = json!({"instruction": "c", "output": "d", "question": "a", "answer": "b"});
+    assert_eq!(as_named(asked, "question", "answer", "text").unwrap(), prompt);
+    for beside in [json!({"story": "a", "messages": turns()}), json!({"story": "a", "text": "b", "prompt": "c", "completion": "d"})] {
+        assert_eq!(as_named(beside, "prompt", "completion", "story").unwrap(), text("a"));
+    }
+    let alpaca = json!({"instruction": "a", "output": "b", "messages": [{"role": "user", "content": "c"}]});
+    assert_eq!(as_named(alpaca, "instruction", "output", "text").unwrap(), chat(QA));
+    // Rows of a mixture that have none of them are what they were.
+    assert_eq!(as_named(json!({"messages": turns(), "answer": "c"}), "question", "answer", "story").unwrap(), chat(QA));
     let alpaca = as_named(json!({"instruction": "a", "output": "b", "text": "c"}), "prompt", "completion", "text");
     assert_eq!(alpaca.unwrap(), chat(QA));
     let half = as_named(json!({"prompt": "a"}), "prompt", "completion", "text").unwrap_err().to_string();

@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 use crate::Fault;
 use crate::conversation::{Conversation, Example, Message, Role, ToolCall};
 
-/// The names of keys that data sets do not agree on.
+/// The names of keys that data sets do not agree on. Others than the usual ones come before all other keys that a row has, but for a pair of answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReadOptions {
     /// Of plain text.
@@ -45,10 +45,17 @@ pub(super) fn example(row: &Value, options: &ReadOptions) -> Result<Example, Fau
     };
     let has = |key: &str| row.get(key).is_some_and(|value| !value.is_null());
     let (prompt, completion, plain) = (options.prompt_key.as_str(), options.completion_key.as_str(), options.text_key.as_str());
+    let usual = ReadOptions::default();
+    let named = (prompt, completion) != (usual.prompt_key.as_str(), usual.completion_key.as_str());
     // Some data sets have in every row a chat to learn, and a pair of answers beside it.
     let single = options.pairs == Some(false) && ["messages", "conversations"].into_iter().any(has);
     if (has("chosen") || has("rejected")) && !single {
         pair(row, prompt)
+    } else if named && has(prompt) && has(completion) {
+        // Alpaca's own have an `input` and a `history` beside them.
+        if (prompt, completion) == ("instruction", "output") { alpaca(row) } else { prompt_completion(row, prompt, completion) }
+    } else if plain != usual.text_key && has(plain) {
+        running(row, plain)
     } else if has("messages") {
         openai(row)
     } else if has("conversations") {
@@ -58,8 +65,7 @@ pub(super) fn example(row: &Value, options: &ReadOptions) -> Result<Example, Fau
     } else if has(prompt) && (has(completion) || !has(plain)) {
         prompt_completion(row, prompt, completion)
     } else if has(plain) {
-        without_system(row)?;
-        Ok(Example::Text(text(row, plain)?.to_owned()))
+        running(row, plain)
     } else if has("input_ids") {
         tokens(row)
     } else {
@@ -71,6 +77,12 @@ pub(super) fn example(row: &Value, options: &ReadOptions) -> Result<Example, Fau
 fn openai(row: &Map<String, Value>) -> Result<Example, Fault> {
     let messages = led(row, messages(row, "messages")?)?;
     chat(Conversation { messages, tools: tools(row)? })
+}
+
+/// Text of which all is learnt.
+fn running(row: &Map<String, Value>, key: &str) -> Result<Example, Fault> {
+    without_system(row)?;
+    Ok(Example::Text(text(row, key)?.to_owned()))
 }
 
 /// Refuses a `system` beside text.

@@ -84,6 +84,11 @@ fn keys_that_are_named_come_first() {
     assert_eq!(alpaca.unwrap(), chat(QA));
     let half = as_named(json!({"prompt": "a"}), "prompt", "completion", "text").unwrap_err().to_string();
     assert!(half.contains("`completion` is missing"), "{half}");
+    for prompt in ["instruction", "question"] {
+        let row = json!({prompt: "a", "response": "b", "text": "c"});
+        let mistyped = as_named(row, prompt, "respnse", "text").unwrap_err().to_string();
+        assert!(mistyped.contains("`respnse` is missing"), "{mistyped}");
+    }
     let half = as_named(json!({"instruction": "a"}), "prompt", "completion", "text").unwrap_err().to_string();
     assert!(half.contains("`output` is missing"), "{half}");
 }

@@ -12,7 +12,7 @@ pub struct ReadOptions {
     pub text_key: String,
     /// Of what is given.
     pub prompt_key: String,
-    /// Of what is to be learnt.
+    /// Of what is to be learnt. Another than the usual one must be there beside a prompt, unless the row has a chat or a text so named.
     pub completion_key: String,
     /// Whether pairs of answers are wanted, or single ones: of a data set with splits of both that is which are read, of a row with a chat beside its pair
     /// which of the two it is. None takes those that there are, and of such a row the pair.
@@ -47,6 +47,7 @@ pub(super) fn example(row: &Value, options: &ReadOptions) -> Result<Example, Fau
     let (prompt, completion, plain) = (options.prompt_key.as_str(), options.completion_key.as_str(), options.text_key.as_str());
     let usual = ReadOptions::default();
     let named = (prompt, completion) != (usual.prompt_key.as_str(), usual.completion_key.as_str());
+    let wants = has(completion) || completion != usual.completion_key;
     // Some data sets have in every row a chat to learn, and a pair of answers beside it.
     let single = options.pairs == Some(false) && ["messages", "conversations"].into_iter().any(has);
     if (has("chosen") || has("rejected")) && !single {
@@ -60,9 +61,9 @@ pub(super) fn example(row: &Value, options: &ReadOptions) -> Result<Example, Fau
         openai(row)
     } else if has("conversations") {
         sharegpt(row)
-    } else if has("instruction") && (has("output") || !(has(prompt) && has(completion) || has(plain))) {
+    } else if has("instruction") && (has("output") || !(has(prompt) && wants || has(plain))) {
         alpaca(row)
-    } else if has(prompt) && (has(completion) || !has(plain)) {
+    } else if has(prompt) && (wants || !has(plain)) {
         prompt_completion(row, prompt, completion)
     } else if has(plain) {
         running(row, plain)

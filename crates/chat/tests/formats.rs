@@ -398,9 +398,22 @@ fn faults_of_files() {
         ),
         ("a.csv", b"text,b\na,b\nc\n", &["a.csv:3", "1 cells; the header has 2"]),
         // As pandas writes lists; a line break that is not escaped; cut.
-        ("a.csv", b"prompt,completion\na,b\na,\"[{'role': 'assistant', 'content': 'b'}]\"\n", &["a.csv:3", "JSON"]),
-        ("a.csv", b"prompt,completion\n\"[{\"\"content\"\": \"\"a\nb\"\", \"\"role\"\": \"\"user\"\"}]\",b\n", &["a.csv:2", "JSON"]),
-        ("a.csv", b"prompt,completion\na,\"[ {\"\"role\"\": \"\"assistant\"\", \"\"content\"\": \"\"b\"\n", &["a.csv:2", "JSON"]),
+        (
+            "a.csv",
+            b"prompt,completion\na,b\na,\"[{'role': 'assistant', 'content': 'b'}]\"\n",
+            &["a.csv:3: `completion` is broken JSON: ", ", at column 3; expected the JSON text of a list (json.dumps;"],
+        ),
+        ("a.csv", b"messages\n\"[{'role': 'assistant', 'content': 'b'}]\"\n", &["a.csv:2: `messages` is broken JSON", "pandas"]),
+        (
+            "a.csv",
+            b"prompt,completion\n\"[{\"\"content\"\": \"\"a\nb\"\", \"\"role\"\": \"\"user\"\"}]\",b\n",
+            &["a.csv:2: `prompt`", "JSON"],
+        ),
+        (
+            "a.csv",
+            b"prompt,completion\na,\"[ {\"\"role\"\": \"\"assistant\"\", \"\"content\"\": \"\"b\"\n",
+            &["a.csv:2: `completion`", "JSON"],
+        ),
         ("a.jsonl", br#"{"prompt": "a", "completion": "b", "system": "s"}"#, &["a.jsonl:1", "`system` is text", "`messages` have one"]),
         (
             "a.jsonl",

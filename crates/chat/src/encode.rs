@@ -36,7 +36,7 @@ pub enum Truncation {
     KeepEnd,
     /// They are left out.
     Drop,
-    /// Text and token ids are cut into several examples; others as with `KeepStart`.
+    /// Text and token ids are cut into several examples; others, and both sides of a pair, as with `KeepStart`.
     Split,
     /// They are an error.
     Refuse,
@@ -195,7 +195,9 @@ fn pair(
     template: &Template,
     options: &EncodeOptions,
 ) -> Result<Outcome, Fault> {
-    let options = EncodeOptions { pairs: false, ..options.clone() };
+    // A side in pieces would be more examples than two.
+    let truncation = if options.truncation == Truncation::Split { Truncation::KeepStart } else { options.truncation };
+    let options = EncodeOptions { pairs: false, truncation, ..options.clone() };
     let mut both = Vec::new();
     for side in [chosen, rejected] {
         match encode(side, tokenizer, template, &options)? {

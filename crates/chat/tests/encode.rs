@@ -361,6 +361,10 @@ fn a_pair_is_two_examples_or_none() {
     assert_eq!(both.iter().map(Encoded::targets).collect::<Vec<_>>(), [2, 6], "the ends of text with them");
     let short = EncodeOptions { max_seq_length: 8, truncation: Truncation::Drop, ..pairs.clone() };
     assert_eq!(outcome(&pair, &short).unwrap(), Outcome::Dropped(Dropped::TooLong { tokens: 10 }));
+    let ids = |last| Box::new(Example::Tokens { ids: vec![1, 2, 3, last], trained: vec![true; 4] });
+    let split = EncodeOptions { max_seq_length: 2, truncation: Truncation::Split, ..pairs.clone() };
+    let Outcome::Kept(both) = outcome(&Example::Pair { chosen: ids(4), rejected: ids(5) }, &split).unwrap() else { panic!() };
+    assert_eq!(both.iter().map(|side| (side.len(), side.cut)).collect::<Vec<_>>(), [(2, 2); 2], "not four pieces");
     assert!(outcome(&pair, &EncodeOptions::default()).unwrap_err().to_string().contains("is a pair of answers"));
     assert!(outcome(&text("2"), &pairs).unwrap_err().to_string().contains("is no pair of answers"));
 }

@@ -67,10 +67,28 @@ fn keys_that_are_named_come_first() {
     let text = |text: &str| Example::Text(text.into());
     assert_eq!(as_named(json!({"prompt": "a", "text": "b"}), "prompt", "completion", "text").unwrap(), text("b"));
     assert_eq!(as_named(json!({"prompt": "a"}), "prompt", "completion", "prompt").unwrap(), text("a"));
+    let turns = || json!([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]);
+    let prompt = Example::Prompt { prompt: "a".into(), completion: "b".into() };
+    let worked = json!({"problem": "a", "solution": "b", "answer": "c", "messages": turns()});
+    assert_eq!(as_named(worked, "problem", "solution", "text").unwrap(), prompt);
+    let asked = json!({"instruction": "c", "output": "d", "question": "a", "answer": "b"});
+    assert_eq!(as_named(asked, "question", "answer", "text").unwrap(), prompt);
+    for beside in [json!({"story": "a", "messages": turns()}), json!({"story": "a", "text": "b", "prompt": "c", "completion": "d"})] {
+        assert_eq!(as_named(beside, "prompt", "completion", "story").unwrap(), text("a"));
+    }
+    let alpaca = json!({"instruction": "a", "output": "b", "messages": [{"role": "user", "content": "c"}]});
+    assert_eq!(as_named(alpaca, "instruction", "output", "text").unwrap(), chat(QA));
+    // Rows of a mixture that have none of them are what they were.
+    assert_eq!(as_named(json!({"messages": turns(), "answer": "c"}), "question", "answer", "story").unwrap(), chat(QA));
     let alpaca = as_named(json!({"instruction": "a", "output": "b", "text": "c"}), "prompt", "completion", "text");
     assert_eq!(alpaca.unwrap(), chat(QA));
     let half = as_named(json!({"prompt": "a"}), "prompt", "completion", "text").unwrap_err().to_string();
     assert!(half.contains("`completion` is missing"), "{half}");
+    for prompt in ["instruction", "question"] {
+        let row = json!({prompt: "a", "response": "b", "text": "c"});
+        let mistyped = as_named(row, prompt, "respnse", "text").unwrap_err().to_string();
+        assert!(mistyped.contains("`respnse` is missing"), "{mistyped}");
+    }
     let half = as_named(json!({"instruction": "a"}), "prompt", "completion", "text").unwrap_err().to_string();
     assert!(half.contains("`output` is missing"), "{half}");
 }
@@ -380,9 +398,22 @@ fn faults_of_files() {
         ),
         ("a.csv", b"text,b\na,b\nc\n", &["a.csv:3", "1 cells; the header has 2"]),
         // As pandas writes lists; a line break that is not escaped; cut.
-        ("a.csv", b"prompt,completion\na,b\na,\"[{'role': 'assistant', 'content': 'b'}]\"\n", &["a.csv:3", "JSON"]),
-        ("a.csv", b"prompt,completion\n\"[{\"\"content\"\": \"\"a\nb\"\", \"\"role\"\": \"\"user\"\"}]\",b\n", &["a.csv:2", "JSON"]),
-        ("a.csv", b"prompt,completion\na,\"[ {\"\"role\"\": \"\"assistant\"\", \"\"content\"\": \"\"b\"\n", &["a.csv:2", "JSON"]),
+        (
+            "a.csv",
+            b"prompt,completion\na,b\na,\"[{'role': 'assistant', 'content': 'b'}]\"\n",
+            &["a.csv:3: `completion` is broken JSON: ", ", at column 3; expected the JSON text of a list (json.dumps;"],
+        ),
+        ("a.csv", b"messages\n\"[{'role': 'assistant', 'content': 'b'}]\"\n", &["a.csv:2: `messages` is broken JSON", "pandas"]),
+        (
+            "a.csv",
+            b"prompt,completion\n\"[{\"\"content\"\": \"\"a\nb\"\", \"\"role\"\": \"\"user\"\"}]\",b\n",
+            &["a.csv:2: `prompt`", "JSON"],
+        ),
+        (
+            "a.csv",
+            b"prompt,completion\na,\"[ {\"\"role\"\": \"\"assistant\"\", \"\"content\"\": \"\"b\"\n",
+            &["a.csv:2: `completion`", "JSON"],
+        ),
         ("a.jsonl", br#"{"prompt": "a", "completion": "b", "system": "s"}"#, &["a.jsonl:1", "`system` is text", "`messages` have one"]),
         (
             "a.jsonl",

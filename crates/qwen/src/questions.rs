@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use bellows_chat::{
-    ChatError, Conversation, Dataset, EncodeOptions, Encoded, Fault, Message, Place, RenderOptions, Role, Splits, Template, Tokenizer,
-    encode, encode_prompt,
+    ChatError, Conversation, Dataset, EncodeOptions, Encoded, Example, Fault, Message, Place, RenderOptions, Role, Splits, Template,
+    Tokenizer, encode, encode_prompt,
 };
 use serde_json::{Map, Value};
 
@@ -99,7 +99,11 @@ impl Words<'_> {
                 questions.exact.push(Exact { prompt: self.prompt(&row).map_err(here)?, answer });
             }
             _ => {
-                let outcome = encode(&set.get(i)?, self.tokenizer, self.template, self.options).map_err(here)?;
+                let example = set.get(i)?;
+                if matches!(example, Example::Pair { .. }) {
+                    return Err(here(Fault::Kind { found: "is a pair of answers", expected: "one answer: eval judges single texts" }));
+                }
+                let outcome = encode(&example, self.tokenizer, self.template, self.options).map_err(here)?;
                 questions.texts.extend(questions.left.kept(outcome));
             }
         }

@@ -159,6 +159,7 @@ fn rows_that_cannot_be_asked_are_named() {
         (json!({ "prompt": "A", "answer": 7 }), ":2: `answer` is 7"),
         (json!({ "prompt": "", "choices": ["B", "C"], "answer": 0 }), ":2: `prompt` is empty"),
         (json!({ "question": "", "answer": "B" }), ":2: `question` is empty"),
+        (json!({ "prompt": "A", "chosen": "B", "rejected": "C" }), ":2: the row is a pair of answers; expected one answer: eval judges"),
     ] {
         let error = score(&[json!({ "text": "A" }), row], &model, &shape, 0).unwrap_err();
         assert!(error.contains(part), "{error}");

@@ -5,14 +5,14 @@ use serde_json::{Map, Value};
 use crate::Fault;
 use crate::conversation::{Conversation, Example, Message, Role, ToolCall};
 
-/// The names of keys that data sets do not agree on.
+/// The names of keys that data sets do not agree on. Others than the usual ones come before all other keys that a row has, but for a pair of answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReadOptions {
     /// Of plain text.
     pub text_key: String,
     /// Of what is given.
     pub prompt_key: String,
-    /// Of what is to be learnt.
+    /// Of what is to be learnt. Another than the usual one must be there beside a prompt, unless the row has a chat or a text so named.
     pub completion_key: String,
     /// Whether pairs of answers are wanted, or single ones: of a data set with splits of both that is which are read, of a row with a chat beside its pair
     /// which of the two it is. None takes those that there are, and of such a row the pair.
@@ -45,21 +45,28 @@ pub(super) fn example(row: &Value, options: &ReadOptions) -> Result<Example, Fau
     };
     let has = |key: &str| row.get(key).is_some_and(|value| !value.is_null());
     let (prompt, completion, plain) = (options.prompt_key.as_str(), options.completion_key.as_str(), options.text_key.as_str());
+    let usual = ReadOptions::default();
+    let named = (prompt, completion) != (usual.prompt_key.as_str(), usual.completion_key.as_str());
+    let wants = has(completion) || completion != usual.completion_key;
     // Some data sets have in every row a chat to learn, and a pair of answers beside it.
     let single = options.pairs == Some(false) && ["messages", "conversations"].into_iter().any(has);
     if (has("chosen") || has("rejected")) && !single {
         pair(row, prompt)
+    } else if named && has(prompt) && has(completion) {
+        // Alpaca's own have an `input` and a `history` beside them.
+        if (prompt, completion) == ("instruction", "output") { alpaca(row) } else { prompt_completion(row, prompt, completion) }
+    } else if plain != usual.text_key && has(plain) {
+        running(row, plain)
     } else if has("messages") {
         openai(row)
     } else if has("conversations") {
         sharegpt(row)
-    } else if has("instruction") && (has("output") || !(has(prompt) && has(completion) || has(plain))) {
+    } else if has("instruction") && (has("output") || !(has(prompt) && wants || has(plain))) {
         alpaca(row)
-    } else if has(prompt) && (has(completion) || !has(plain)) {
+    } else if has(prompt) && (wants || !has(plain)) {
         prompt_completion(row, prompt, completion)
     } else if has(plain) {
-        without_system(row)?;
-        Ok(Example::Text(text(row, plain)?.to_owned()))
+        running(row, plain)
     } else if has("input_ids") {
         tokens(row)
     } else {
@@ -71,6 +78,12 @@ pub(super) fn example(row: &Value, options: &ReadOptions) -> Result<Example, Fau
 fn openai(row: &Map<String, Value>) -> Result<Example, Fault> {
     let messages = led(row, messages(row, "messages")?)?;
     chat(Conversation { messages, tools: tools(row)? })
+}
+
+/// Text of which all is learnt.
+fn running(row: &Map<String, Value>, key: &str) -> Result<Example, Fault> {
+    without_system(row)?;
+    Ok(Example::Text(text(row, key)?.to_owned()))
 }
 
 /// Refuses a `system` beside text.

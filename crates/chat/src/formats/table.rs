@@ -73,8 +73,8 @@ pub(super) fn row(header: &[String], text: &str, options: &ReadOptions) -> Resul
         let value = match cell {
             "" if key == "choices" || LISTS.contains(&key.as_str()) => Value::Null,
             cell if key == "choices" => parse(cell).unwrap_or_else(|_| cell.into()),
-            cell if LISTS.contains(&key.as_str()) => parse(cell)?,
-            cell if chats.contains(&key.as_str()) => chat(cell)?.unwrap_or_else(|| cell.into()),
+            cell if LISTS.contains(&key.as_str()) => listed(key, cell)?,
+            cell if chats.contains(&key.as_str()) => chat(key, cell)?.unwrap_or_else(|| cell.into()),
             cell => Value::from(cell),
         };
         row.insert(key.clone(), value);
@@ -82,11 +82,17 @@ pub(super) fn row(header: &[String], text: &str, options: &ReadOptions) -> Resul
     Ok(Value::Object(row))
 }
 
+/// What a cell in the column `key` is the JSON text of.
+fn listed(key: &str, cell: &str) -> Result<Value, Fault> {
+    let expected = "the JSON text of a list (json.dumps; pandas writes Python's words)";
+    parse(cell).map_err(|fault| Fault::Value { key: key.into(), found: fault.to_string(), expected })
+}
+
 /// The list of messages that `cell` is the JSON text of. Other lists are text to learn, such as calls of functions.
 ///
 /// # Errors
 /// A cell that begins as such a list and is no JSON: one that was cut, or Python's words for a list, which pandas writes.
-fn chat(cell: &str) -> Result<Option<Value>, Fault> {
+fn chat(key: &str, cell: &str) -> Result<Option<Value>, Fault> {
     let begins = || {
         let message = cell.trim_start().strip_prefix('[')?.trim_start().strip_prefix('{')?.trim_start();
         let key = message.strip_prefix(['"', '\''])?;
@@ -95,7 +101,7 @@ fn chat(cell: &str) -> Result<Option<Value>, Fault> {
     if !cell.trim_start().starts_with('[') {
         return Ok(None);
     }
-    let list = match parse(cell) {
+    let list = match listed(key, cell) {
         Ok(list) => list,
         Err(fault) if begins() == Some(true) => return Err(fault),
         Err(_) => return Ok(None),

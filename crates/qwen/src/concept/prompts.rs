@@ -165,7 +165,8 @@ mod tests {
 
     #[test]
     fn sets_are_read_split_and_encoded() {
-        let rows: String = (0..12).map(|i| format!("{{\"prompt\": \"Say {i}\"}}\n")).collect();
+        // As chats of the hub have their first question once more.
+        let rows: String = (0..12).map(|i| format!("{{\"prompt\": \"Say {i}\", \"messages\": []}}\n")).collect();
         let files = [("target.txt", lines("a", 9) + "\n"), ("baseline.jsonl", rows), ("markers.txt", "Dear\n\n sir \n".into())];
         let dir = folder(&files);
         let sets = PromptSets::open(dir.path()).unwrap();

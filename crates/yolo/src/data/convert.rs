@@ -58,7 +58,7 @@ pub struct Converted {
     pub renamed: usize,
     /// Of the images, those that were to be links and are copies.
     pub copied: usize,
-    /// What the scans have to say, and which settings were left out.
+    /// What the scans have to say, which settings were left out, and where ids are counted anew.
     pub lines: Vec<String>,
 }
 
@@ -156,7 +156,7 @@ fn write(
                 if form == Form::Yolo {
                     yolo_labels(&found, &placed, root, name)?;
                 } else {
-                    coco_labels(&found, &placed, &config.names, root, name)?;
+                    made.lines.extend(coco_labels(&found, &placed, &config.names, root, name)?);
                 }
             }
             Form::Shards(packing) => {
@@ -311,18 +311,31 @@ fn yolo_labels(found: &Scan, placed: &[String], root: &Path, name: &str) -> Resu
     Ok(())
 }
 
-/// One JSON, element after element. Ids are counted from 1, categories are classes in their order.
-fn coco_labels(found: &Scan, placed: &[String], names: &[String], root: &Path, name: &str) -> Result<(), DataError> {
+/// What images and categories are called in a COCO file; a class without an id is no category.
+type Ids = (Vec<Value>, Vec<Option<Value>>);
+
+/// One JSON, element after element. Categories are classes in their order. Ids are those of the source, for results are handed in by them; where it has none for
+/// each image they are counted from 1, which is to be said (and returned) if it has any.
+fn coco_labels(found: &Scan, placed: &[String], names: &[String], root: &Path, name: &str) -> Result<Option<String>, DataError> {
+    let named =
+        |(_, categories): &Ids| found.all_labels().iter().all(|label| categories.get(label.class as usize).is_some_and(Option::is_some));
+    let own = found.ids().in_one_file(placed.len(), names.len()).filter(named);
+    let lost = own.is_none() && (0..placed.len()).any(|i| found.ids().image(i).is_some());
+    let counted = || -> Ids { ((1..=placed.len()).map(Value::from).collect(), (1..=names.len()).map(|id| Some(id.into())).collect()) };
+    let ids = own.unwrap_or_else(counted);
     let folder = root.join("annotations");
     std::fs::create_dir_all(&folder).map_err(DataError::io(&folder))?;
     let path = folder.join(format!("{name}.json"));
     let file = File::create(&path).map_err(DataError::writing(&path))?;
     let mut out = BufWriter::new(file);
-    let text = coco_text(found, placed, names, &mut out);
-    text.and_then(|()| out.into_inner().map_err(std::io::IntoInnerError::into_error)?.sync_all()).map_err(DataError::writing(&path))
+    let text = coco_text(found, placed, names, &ids, &mut out);
+    text.and_then(|()| out.into_inner().map_err(std::io::IntoInnerError::into_error)?.sync_all()).map_err(DataError::writing(&path))?;
+    let told = || format!("{name}: ids of images and categories are counted anew, for not every image of the source has one of its own");
+    Ok(lost.then(told))
 }
 
-fn coco_text(found: &Scan, placed: &[String], names: &[String], out: &mut impl Write) -> std::io::Result<()> {
+fn coco_text(found: &Scan, placed: &[String], names: &[String], ids: &Ids, out: &mut impl Write) -> std::io::Result<()> {
+    let (images, categories) = ids;
     let list = |out: &mut dyn Write, items: &mut dyn Iterator<Item = Value>| -> std::io::Result<()> {
         for (i, item) in items.enumerate() {
             write!(out, "{}{item}", if i == 0 { "\n" } else { ",\n" })?;
@@ -330,14 +343,15 @@ fn coco_text(found: &Scan, placed: &[String], names: &[String], out: &mut impl W
         Ok(())
     };
     write!(out, "{{\"info\": {{}}, \"licenses\": [], \"categories\": [")?;
-    list(out, &mut names.iter().enumerate().map(|(i, name)| json!({"id": i + 1, "name": name, "supercategory": ""})))?;
+    let category = |(id, name): (&Option<Value>, &String)| id.as_ref().map(|id| json!({"id": id, "name": name, "supercategory": ""}));
+    list(out, &mut categories.iter().zip(names).filter_map(category))?;
     write!(out, "],\n\"images\": [")?;
-    let images = placed
+    let listed = placed
         .iter()
         .zip(&found.images)
-        .enumerate()
-        .map(|(i, (name, image))| json!({"id": i + 1, "file_name": name, "width": image.size.width, "height": image.size.height}));
-    list(out, &mut { images })?;
+        .zip(images)
+        .map(|((name, image), id)| json!({"id": id, "file_name": name, "width": image.size.width, "height": image.size.height}));
+    list(out, &mut { listed })?;
     write!(out, "],\n\"annotations\": [")?;
     let of = |i: usize| found.labels(i).iter().enumerate().map(move |(n, label)| (i, n, label));
     let annotations = (0..placed.len()).flat_map(of).enumerate().map(|(k, (i, n, label))| {
@@ -348,7 +362,8 @@ fn coco_text(found: &Scan, placed: &[String], names: &[String], out: &mut impl W
         let round = |v: f64| (v * 1e3).round() / 1e3;
         let bbox = [(x - w / 2.0) * width, (y - h / 2.0) * height, w * width, h * height].map(round);
         let area = found.areas().get(i, n).map_or_else(|| round(bbox[2] * bbox[3]), f64::from);
-        json!({"id": k + 1, "image_id": i + 1, "category_id": label.class + 1, "bbox": bbox, "area": area, "iscrowd": 0})
+        let (image, category) = (&images[i], &categories[label.class as usize]);
+        json!({"id": k + 1, "image_id": image, "category_id": category, "bbox": bbox, "area": area, "iscrowd": 0})
     });
     list(out, &mut { annotations })?;
     writeln!(out, "]}}")

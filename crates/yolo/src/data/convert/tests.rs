@@ -201,12 +201,36 @@ fn settings_of_clips_that_a_copy_does_not_have_are_left_out() {
 }
 
 #[test]
-fn coco_to_coco_keeps_areas_that_are_not_those_of_boxes() {
+fn coco_to_coco_keeps_ids_and_areas_that_are_not_those_of_boxes() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
     std::fs::create_dir(at("source")).unwrap();
-    into(&source(&at("source")), Form::Coco, Images::Copy, &at("coco")).unwrap();
-    let json: serde_json::Value = serde_json::from_slice(&std::fs::read(at("coco/annotations/train.json")).unwrap()).unwrap();
+    let first = source(&at("source"));
+    into(&first, Form::Coco, Images::Copy, &at("coco")).unwrap();
+    let read = |name: &str| -> Value { serde_json::from_slice(&std::fs::read(at(name).join("annotations/train.json")).unwrap()).unwrap() };
+    let json = read("coco");
+    let pairs = |json: &Value, list: &str, keys: [&str; 2]| {
+        let of = |one: &Value| keys.map(|key| one[key].to_string()).join(" ");
+        json[list].as_array().unwrap().iter().map(of).collect::<Vec<_>>()
+    };
+    assert_eq!(pairs(&json, "categories", ["id", "name"]), ["9 \"car: red\"", "2 \"person\""]);
+    let [day, night] = ["20240101123456781", "20240101123456782"];
+    let names = [(day, "day/0001.jpg"), ("3", "frames/empty.jpg"), (night, "night/0001.jpg")].map(|(id, name)| format!("{id} \"{name}\""));
+    assert_eq!(pairs(&json, "images", ["id", "file_name"]), names);
+    let mut objects = pairs(&json, "annotations", ["image_id", "category_id"]);
+    objects.sort();
+    assert_eq!(objects, [format!("{day} 2"), format!("{night} 2"), format!("{night} 9")]);
+    // Beside images that have none they are counted, and of label files alone nothing is said.
+    std::fs::create_dir(at("source/images")).unwrap();
+    std::fs::write(at("source/images/b.jpg"), jpeg(40, 40)).unwrap();
+    let told = "train: ids of images and categories are counted anew, for not every image of the source has one of its own";
+    for (name, sources, said) in [("mixed", "[{annotations: all.json, images: frames}, images]", true), ("labels", "images", false)] {
+        std::fs::write(at("source/data.yaml"), format!("train: {sources}\nnames: ['car: red', person]\n")).unwrap();
+        let made = into(&open(&at("source/data.yaml")), Form::Coco, Images::Copy, &at(name)).unwrap();
+        assert_eq!(made.lines.iter().any(|line| line == told), said, "{:?}", made.lines);
+        let ids = pairs(&read(name), "images", ["id", "width"]);
+        assert_eq!(ids.iter().map(|id| id.split(' ').next()).collect::<Vec<_>>(), ["1", "2", "3", "4"].map(Some)[..ids.len()], "{name}");
+    }
     let mut areas: Vec<f64> = json["annotations"].as_array().unwrap().iter().map(|one| one["area"].as_f64().unwrap()).collect();
     areas.sort_by(f64::total_cmp);
     assert_eq!(areas, [35.005, 600.25, 5917.0]);

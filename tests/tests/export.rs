@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use crate::support::{expect_code, one_sentence, tiny_data, yolo_train};
-use bellows_weights::{onnx, read};
+use bellows_weights::{onnx, read, to_safetensors};
 
 fn run(dir: &Path, line: &str, code: i32) -> (String, String) {
     expect_code(&mut yolo_train(dir, &line.split(' ').collect::<Vec<_>>()), code)
@@ -16,7 +16,10 @@ fn weights_of_a_run_go_everywhere_and_come_back() {
     tiny_data(dir.path());
     run(dir.path(), "--data tiny.yaml --epochs 1 --imgsz 64 --device cpu --plots false --name w", 0);
     let weights = dir.path().join("runs/detect/w/weights");
-    let best = read(&weights.join("best.safetensors")).unwrap();
+    let mut best = read(&weights.join("best.safetensors")).unwrap();
+    assert!(!best.metadata.contains_key("license"));
+    best.metadata.insert("license".into(), "CC0".into());
+    std::fs::write(weights.join("best.safetensors"), to_safetensors(&best.tensors, &best.metadata).unwrap()).unwrap();
 
     // Beside the weights, in the size they were trained with; `key=value` words do as well.
     let (out, _) = run(dir.path(), "export --weights runs/detect/w/weights/best.safetensors", 0);
@@ -53,7 +56,11 @@ fn weights_of_a_run_go_everywhere_and_come_back() {
     run(&weights, "export --weights best.safetensors --format pt", 0);
     let within = read(&weights.join("best.pt")).unwrap();
     assert_eq!(within.metadata["train_args"], pt.metadata["train_args"]);
-    run(dir.path(), "--model best.pt --data tiny.yaml --epochs 1 --imgsz 64 --device cpu --plots false --name t", 0);
+    run(dir.path(), "--model best.pt --data tiny.yaml --epochs 1 --imgsz 64 --device cpu --plots false --save-pt true --name t", 0);
+    let trained = ["runs/detect/t/weights/best.safetensors", "runs/detect/t/weights/best.pt"];
+    for file in ["runs/detect/w/weights/best.onnx", "best.pt", "best.safetensors"].into_iter().chain(trained) {
+        assert_eq!(read(&dir.path().join(file)).unwrap().metadata["license"], "CC0", "{file}");
+    }
 }
 
 #[test]

@@ -75,7 +75,7 @@ pub(crate) fn run(matches: &ArgMatches, _signals: &Signals) -> Result<(), Failur
         }
         _ => {
             let epoch = detector.metadata.get("epoch").and_then(|epoch| epoch.parse().ok());
-            let bytes = to_weights(&detector.model, &about.names, about.imgsz, &about.preprocessing, epoch)?;
+            let bytes = to_weights(&detector.model, &about.names, about.imgsz, &about.preprocessing, epoch, about.license.as_deref())?;
             (bytes, "weights as 32-bit floats".into(), format!("yolo-train --model {} --data DATA.yaml", output.display()))
         }
     };

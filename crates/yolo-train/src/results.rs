@@ -1,5 +1,6 @@
 //! What `predict` leaves: lines, label files, crops, images and films with boxes drawn.
 
+use std::collections::HashSet;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
@@ -7,6 +8,7 @@ use bellows_cli::{Context, Exit, Failure, Usage, note, reader_has_gone, say};
 use bellows_yolo::boxes::Detection;
 use bellows_yolo::plots::{Annotator, GridBox, Ink, encode};
 use bellows_yolo::predict::output::{FreshNames, crop, folder, json_line, label_lines, sentence};
+use bellows_yolo::predict::source::Input;
 use bellows_yolo::predict::video::FilmWriter;
 
 use crate::shots::{Seen, Shot};
@@ -45,6 +47,8 @@ struct OpenFilm {
 pub(crate) struct Results {
     wanted: Wanted,
     sources: usize,
+    /// What they are called, which is the name of nothing else.
+    stems: HashSet<String>,
     names: Vec<String>,
     annotator: Annotator,
     /// Of images and films.
@@ -60,11 +64,26 @@ pub(crate) struct Results {
 }
 
 impl Results {
-    pub(crate) fn new(wanted: Wanted, sources: usize, names: Vec<String>) -> Self {
+    pub(crate) fn new(wanted: Wanted, inputs: &[Input], names: Vec<String>) -> Self {
         let annotator = Annotator::new(wanted.ink);
+        let (sources, stems) = (inputs.len(), inputs.iter().map(Input::stem).collect());
         let (fresh, fresh_labels, fresh_crops) = Default::default();
         let (looked_at, skipped, labels, milliseconds) = Default::default();
-        Self { wanted, sources, names, annotator, fresh, fresh_labels, fresh_crops, film: None, looked_at, skipped, labels, milliseconds }
+        Self {
+            wanted,
+            sources,
+            stems,
+            names,
+            annotator,
+            fresh,
+            fresh_labels,
+            fresh_crops,
+            film: None,
+            looked_at,
+            skipped,
+            labels,
+            milliseconds,
+        }
     }
 
     /// The next result.
@@ -107,11 +126,14 @@ impl Results {
             // The film itself has the name; each of its frames is numbered.
             Some((number, _)) => {
                 let stem = self.film_of(shot)?.stem.clone();
-                let named = format!("{}_{}", stem.display(), number + 1);
+                let mut named = format!("{}_{}", stem.display(), number + 1);
+                while self.stems.contains(&named) {
+                    named.push_str("_2");
+                }
                 (stem, named)
             }
             None => {
-                let stem = self.fresh.fresh(&shot.stem);
+                let stem = self.fresh.fresh(&shot.stem, &self.stems);
                 let named = stem.display().to_string();
                 (stem, named)
             }
@@ -119,7 +141,7 @@ impl Results {
         let label = |name: &Path| root.join("labels").join(name).with_added_extension("txt");
         if self.wanted.labels && !found.is_empty() {
             let lines = label_lines(found, shot.frame.size(), self.wanted.confidences);
-            let name = self.fresh_labels.fresh(&named);
+            let name = self.fresh_labels.fresh(&named, &self.stems);
             save(&label(&name), lines.as_bytes())?;
             self.labels += 1;
         } else if self.wanted.labels && !self.fresh_labels.contains(&named) {
@@ -128,7 +150,7 @@ impl Results {
         if self.wanted.crops {
             for detection in found {
                 let Some(part) = crop(&shot.frame, detection) else { continue };
-                let name = self.fresh_crops.fresh(&format!("{}/{named}", folder(&self.names, detection.class)));
+                let name = self.fresh_crops.fresh(&format!("{}/{named}", folder(&self.names, detection.class)), &self.stems);
                 let path = root.join("crops").join(name).with_added_extension("jpg");
                 save(&path, &encode(&part.to_rgb(), &path).context(Exit::Failed, path.display())?)?;
             }
@@ -173,7 +195,7 @@ impl Results {
             Some(film) if film.input == shot.input => film,
             before => {
                 ended(before)?;
-                OpenFilm { input: shot.input, stem: self.fresh.fresh(&shot.stem), writer: None }
+                OpenFilm { input: shot.input, stem: self.fresh.fresh(&shot.stem, &self.stems), writer: None }
             }
         };
         Ok(self.film.insert(open))
@@ -241,7 +263,10 @@ mod tests {
             json: true,
             ink: Ink::default(),
         };
-        let mut results = Results::new(wanted(), 3, vec!["car".into()]);
+        let of = |inputs: &[Input]| Results::new(wanted(), inputs, vec!["car".into()]);
+        let image = |path: &str| Input::Image(path.into());
+        let film = |path: &str| Input::Film(path.into());
+        let mut results = of(&[film("a/clip.mp4"), film("b/clip.mp4"), image("clip_1.jpg")]);
         let found = |class| vec![Detection { xyxy: [1.0, 1.0, 9.0, 9.0], score: 0.5, class }];
         let shot = |input, stem: &str, film: Option<u64>| {
             let (stem, film) = (stem.to_string(), film.map(|number| (number, "25".to_string())));
@@ -253,22 +278,31 @@ mod tests {
             results.take(Seen::Shot(shot(input, stem, film), found(class), 1.0)).unwrap();
         }
         results.end(1.0).unwrap();
-        for (class, name) in ["clip_1", "clip_2", "clip_2_1", "clip_1_2"].iter().enumerate() {
+        for (class, name) in ["clip_1_2", "clip_2", "clip_2_1", "clip_1"].iter().enumerate() {
             let lines = std::fs::read_to_string(dir.path().join(format!("labels/{name}.txt"))).unwrap();
             assert!(lines.starts_with(&format!("{class} ")), "{name}: {lines}");
         }
-        for crop in ["car/clip_1", "class_1/clip_2", "class_2/clip_2_1", "class_3/clip_1"] {
+        for crop in ["car/clip_1_2", "class_1/clip_2", "class_2/clip_2_1", "class_3/clip_1"] {
             assert!(dir.path().join(format!("crops/{crop}.jpg")).is_file(), "{crop}");
         }
         // The next run in this folder finds nothing in the two images, of which one is called as a frame that it has found something in.
-        let mut again = Results::new(wanted(), 3, vec!["car".into()]);
+        let mut again = of(&[image("clip_1_2.jpg"), film("clip.mp4"), image("clip.jpg")]);
         for (found, (input, stem, film)) in
-            [(Vec::new(), (0, "clip_1_2", None)), (found(0), (1, "clip", Some(0))), (Vec::new(), (2, "clip_1", None))]
+            [(Vec::new(), (0, "clip_1_2", None)), (found(0), (1, "clip", Some(1))), (Vec::new(), (2, "clip", None))]
         {
             again.take(Seen::Shot(shot(input, stem, film), found, 1.0)).unwrap();
         }
         again.end(1.0).unwrap();
         let is_left = |name: &str| dir.path().join(format!("labels/{name}.txt")).is_file();
         assert_eq!(["clip_1", "clip_2", "clip_1_2"].map(is_left), [true, true, false]);
+        // A number is none that another image is called by.
+        let mut numbered = of(&[image("a/f_1.jpg"), image("b/f_1.jpg"), image("b/f_1_2.jpg")]);
+        for (class, (input, stem)) in (0..).zip([(0, "f_1"), (1, "f_1"), (2, "f_1_2")]) {
+            numbered.take(Seen::Shot(shot(input, stem, None), found(class), 1.0)).unwrap();
+        }
+        for (class, name) in ["f_1", "f_1_3", "f_1_2"].iter().enumerate() {
+            let lines = std::fs::read_to_string(dir.path().join(format!("labels/{name}.txt"))).unwrap();
+            assert!(lines.starts_with(&format!("{class} ")), "{name}: {lines}");
+        }
     }
 }

@@ -1,8 +1,8 @@
 //! Frames, decoded ahead of whoever looks at them, in the order of their sources.
 
-use std::error::Error;
 use std::sync::mpsc::SyncSender;
 
+use bellows_cli::Failure;
 use bellows_yolo::boxes::Detection;
 use bellows_yolo::data::{Frame, Normalisation, Ring, Stack, decode, decode_file};
 use bellows_yolo::predict::past::Past;
@@ -51,21 +51,20 @@ pub(crate) fn read(inputs: &[Input], stride: u64, (levels, stack): (&Normalisati
             let shot = Shot { input: index, name: input.name(), stem: input.stem(), film, frame, stacked };
             Seen::Shot(Box::new(shot), Vec::new(), 0.0)
         };
-        let skipped = |error: &dyn Error| {
-            let reason = error.source().map_or_else(|| error.to_string(), |cause| format!("{error}: {cause}"));
+        let skipped = |reason: String| {
             let name = input.name();
             Seen::Skipped(if reason.contains(&name) { reason } else { format!("{name}: {reason}") })
         };
         let sent = match input {
             Input::Image(path) => to.send(decode_file(path, levels).map_or_else(
-                |e| skipped(&e),
+                |e| skipped(Failure::from(e).to_string()),
                 |frame| {
                     let input = stack.is_on().then(|| past.input(path, &frame));
                     shot(None, frame, input)
                 },
             )),
             Input::Bytes(bytes) => to.send(decode(bytes, "-", levels).map_or_else(
-                |e| skipped(&e),
+                |e| skipped(Failure::from(e).to_string()),
                 |frame| {
                     let input = stacked(&frame);
                     shot(None, frame, input)
@@ -79,7 +78,7 @@ pub(crate) fn read(inputs: &[Input], stride: u64, (levels, stack): (&Normalisati
                     let input = stacked(&frame);
                     to.send(shot(Some((number, rate.to_string())), frame, input)).is_ok()
                 };
-                film(input, each).map_or_else(|error| to.send(skipped(&error)), |()| Ok(()))
+                film(input, each).map_or_else(|error| to.send(skipped(error.to_string())), |()| Ok(()))
             }
         };
         if sent.is_err() {
@@ -112,6 +111,19 @@ mod tests {
     use image::{Rgb, RgbImage};
 
     use super::*;
+
+    #[test]
+    fn what_cannot_be_read_is_named_once_with_one_reason() {
+        let dir = tempfile::tempdir().unwrap();
+        let (gone, torn) = (dir.path().join("gone.jpg"), dir.path().join("torn.jpg"));
+        std::fs::write(&torn, "x").unwrap();
+        let (to, shots) = sync_channel(2);
+        read(&[Input::Image(gone.clone()), Input::Image(torn.clone())], 1, (&Levels::default().alone(), Stack::default()), &to);
+        drop(to);
+        let told: Vec<String> = shots.iter().map(|seen| if let Seen::Skipped(reason) = seen { reason } else { "read".into() }).collect();
+        assert_eq!(told[0], format!("{}: there is no such file or folder", gone.display()));
+        assert_eq!(told[1].matches(&torn.display().to_string()).count(), 1, "{}", told[1]);
+    }
 
     #[test]
     fn a_film_is_stacked_at_the_frames_that_are_looked_at() {

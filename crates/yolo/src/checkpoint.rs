@@ -122,6 +122,11 @@ impl WeightFile {
         self.preprocessing
     }
 
+    /// The licence of the weights, where the file states one.
+    pub(crate) fn license(&self) -> Option<&str> {
+        self.weights.metadata.get("license").map(String::as_str)
+    }
+
     /// What its model is built from.
     pub fn config(&self) -> YoloConfig {
         self.form.config

@@ -432,6 +432,8 @@ pub(crate) struct Start {
     /// What it was built from.
     pub(crate) form: YoloConfig,
     pub(crate) header: Vec<String>,
+    /// Of the weights it begins from, where their file states one.
+    pub(crate) license: Option<String>,
 }
 
 /// What the network that the settings ask for is built from, once it has been: weights that it cannot begin with are refused.
@@ -541,7 +543,8 @@ pub(crate) fn model(config: &TrainConfig, nc: usize, channels: usize, resumed: O
         model = model.freeze_layers(&frozen);
         header.push(format!("Freezing layers {frozen:?}"));
     }
-    Ok(Start { model, form, header })
+    let license = file.as_ref().and_then(WeightFile::license).map(String::from);
+    Ok(Start { model, form, header, license })
 }
 
 fn thousands(n: usize) -> String {

@@ -50,6 +50,8 @@ pub struct DetectionTask {
     pub names: Vec<String>,
     /// Input channels of the network, 3 or 1.
     pub channels: usize,
+    /// The licence of the weights that a run began from, which what it makes of them keeps.
+    pub(crate) license: Option<String>,
     /// Where the workers' time goes.
     pub(crate) stages: Stages,
     /// Which items could not be read.
@@ -288,7 +290,8 @@ impl Task for DetectionTask {
     }
 
     fn export(&self, model: &Yolo, epoch: usize) -> Result<Vec<u8>, TaskError> {
-        Ok(to_weights(model, &self.names, self.config.imgsz, &Preprocessing::of(&self.config), Some(epoch + 1))?)
+        let (seen, license) = (Preprocessing::of(&self.config), self.license.as_deref());
+        Ok(to_weights(model, &self.names, self.config.imgsz, &seen, Some(epoch + 1), license)?)
     }
 }
 
@@ -314,6 +317,7 @@ mod tests {
             config,
             names,
             channels,
+            license: None,
             stages: Stages::default(),
             told: Told::default(),
             scale: LossFactor::default(),

@@ -105,6 +105,7 @@ pub struct Training {
     device: Device,
     header: Vec<String>,
     form: YoloConfig,
+    license: Option<String>,
 }
 
 impl Training {
@@ -144,7 +145,7 @@ impl Training {
         let nc = names.len();
         let guard = |set: Arc<dyn Dataset<Item>>| if in_code { checked(set, nc, channels) } else { set };
         let val = val.through(guard);
-        let Start { model, form, header } = source::model(&config, nc, channels, resumed, &device.clone().autodiff())?;
+        let Start { model, form, header, license } = source::model(&config, nc, channels, resumed, &device.clone().autodiff())?;
         let mut header = header;
         header.extend(said);
         let each_epoch = config.sampler.as_ref().map_or(train.len(), |sampler| epoch_length(train.len(), sampler));
@@ -174,6 +175,7 @@ impl Training {
             config: config.clone(),
             names: names.clone(),
             channels,
+            license: license.clone(),
             groupings: val.groupings(config.group_by.as_deref().unwrap_or_default())?,
             val: val.clone(),
             pictures: config.plots,
@@ -184,7 +186,7 @@ impl Training {
         if config.tensorboard {
             learner.tensorboard();
         }
-        Ok(Self { learner, config, train, val, names, labels, device: device.clone(), header, form })
+        Ok(Self { learner, config, train, val, names, labels, device: device.clone(), header, form, license })
     }
 
     /// The Learner: resume, observers, metrics, a stop flag.
@@ -295,7 +297,7 @@ impl Training {
             names: self.names.clone(),
             imgsz: self.config.imgsz,
             date: iso_date(seconds),
-            license: None,
+            license: self.license.clone(),
             settings: named(&self.config),
             preprocessing: Preprocessing::of(&self.config),
         }

@@ -173,6 +173,7 @@ impl Benchmark {
             config: config.clone(),
             names,
             channels: 3,
+            license: None,
             stages: Stages::default(),
             told: Told::default(),
             scale: LossFactor::default(),

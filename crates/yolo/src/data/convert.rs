@@ -4,10 +4,12 @@
 //! renamed when it is complete, so a folder with its `data.yaml` is whole; a link or a mount point, which cannot be replaced so, is refused.
 //! Images are hard links (files with two names, which take no space; copies where the target is on another disk), copies, or left where they are.
 //!
-//! Two images of one name in different folders get different names: the second is called by its folders too. A name counts without its suffix
-//! and without case, for `a.jpg` and `a.png` share a label file, and `A.jpg` and `a.jpg` share a place on some systems.
+//! Images of several folders stay in folders of their own: a folder may be a clip, in which frames follow each other. Two folders of one name get different
+//! ones, and so do two images in a folder: the second is called by the folders above it too. An image's name counts without its suffix and without case, for
+//! `a.jpg` and `a.png` share a label file, and `A.jpg` and `a.jpg` share a place on some systems.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{BufWriter, ErrorKind, Write};
 use std::path::{Path, PathBuf};
@@ -17,9 +19,11 @@ use serde_json::{Value, json};
 use super::description::{DataConfig, Split};
 use super::error::DataError;
 use super::listing::label_path;
+use super::meta::FrameMeta;
 use super::report::report;
 use super::scan::{Scan, ScanOptions, scan};
 use super::shard::{self, Packing, box_text, label_text};
+use super::succession::before;
 
 /// What is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,7 +58,7 @@ pub struct Converted {
     pub renamed: usize,
     /// Of the images, those that were to be links and are copies.
     pub copied: usize,
-    /// What the scans have to say, and which settings were left out.
+    /// What the scans have to say, which settings were left out, and where ids are counted anew.
     pub lines: Vec<String>,
 }
 
@@ -136,6 +140,8 @@ fn write(
     let single = config.train.is_empty();
     let mut made = Converted::default();
     let mut written = Vec::new();
+    // Shards do not even have folders.
+    let mut has_clips = !matches!(form, Form::Shards(_));
     for split in config.splits() {
         let scanning = |done, total| progress(&format!("{}: scanning", split.key()), done, total);
         let found = scan(&config, split, options, &scanning)?;
@@ -144,8 +150,15 @@ fn write(
         let name = if single { Split::Train.key() } else { split.key() };
         let writing = |done, total| progress(&format!("{name}: writing"), done, total);
         match form {
-            Form::Yolo => yolo_labels(&found, &place(&found, images, root, name, &mut made, &writing)?, root, name)?,
-            Form::Coco => coco_labels(&found, &place(&found, images, root, name, &mut made, &writing)?, &config.names, root, name)?,
+            Form::Yolo | Form::Coco => {
+                let placed = place(&found, images, root, name, &mut made, &writing)?;
+                has_clips &= keeps_clips(&found, &placed);
+                if form == Form::Yolo {
+                    yolo_labels(&found, &placed, root, name)?;
+                } else {
+                    made.lines.extend(coco_labels(&found, &placed, &config.names, root, name)?);
+                }
+            }
             Form::Shards(packing) => {
                 let folder = root.join(name);
                 std::fs::create_dir_all(&folder).map_err(DataError::io(&folder))?;
@@ -162,21 +175,28 @@ fn write(
         let same = own.iter().find(|other| !config.sources(split).is_empty() && config.sources(**other) == config.sources(split));
         written.extend(same.map(|other| (split.key(), other.key())));
     }
-    let (settings, left_out) = suitable(&config, form);
+    let (settings, left_out) = suitable(&config, has_clips);
     let told = || format!("left out of `settings`, for nothing in the copy says what they go by: {}", left_out.join(", "));
     made.lines.extend((!left_out.is_empty()).then(told));
     describe(&DataConfig { settings, ..config }, form, images, root, &written)?;
     Ok(made)
 }
 
-/// The source's settings that a run on the copy can have, and the names of the others: what a COCO file tells of an image beside its boxes is in no copy, and in
-/// shards not even a folder that says which clip it is of.
-fn suitable(config: &DataConfig, form: Form) -> (BTreeMap<String, Value>, Vec<&'static str>) {
+/// Whether the images, `placed` so, are of the clips that they are of in the source, each of them behind the same one.
+fn keeps_clips(found: &Scan, placed: &[String]) -> bool {
+    let mut copy = FrameMeta::default();
+    copy.find_clips(placed.iter());
+    let of_source = || before(&found.meta, (0..found.len()).map(|i| found.path(i)));
+    copy.clip_of() == found.meta.clip_of() && before(&copy, placed.iter()) == of_source()
+}
+
+/// The source's settings that a run on the copy can have, and the names of the others: what a COCO file tells of an image beside its boxes is in no copy, and
+/// not each copy `has_clips`, which a file may tell of, and times between frames.
+fn suitable(config: &DataConfig, has_clips: bool) -> (BTreeMap<String, Value>, Vec<&'static str>) {
     let (mut settings, mut left_out): (_, Vec<&'static str>) = (config.settings.clone(), Vec::new());
-    let shards = matches!(form, Form::Shards(_));
-    let names: &[&'static str] = if shards { &["group_by", "frames", "frame_stride", "background"] } else { &["group_by"] };
+    let names: &[&'static str] = if has_clips { &["group_by"] } else { &["group_by", "frames", "frame_stride", "background"] };
     left_out.extend(names.iter().copied().filter(|name| settings.remove(*name).is_some()));
-    if shards
+    if !has_clips
         && let Some(Value::Object(sampler)) = settings.get_mut("sampler")
         && sampler.remove("clips").is_some()
     {
@@ -188,7 +208,7 @@ fn suitable(config: &DataConfig, form: Form) -> (BTreeMap<String, Value>, Vec<&'
     (settings, left_out)
 }
 
-/// Brings the images of a split to `root/images/NAME` and gives their names there (those they have in the source, if they stay).
+/// Brings the images of a split to `root/images/NAME` and gives their paths there, with `/` (the same if they stay in the source).
 fn place(
     found: &Scan,
     images: Images,
@@ -198,17 +218,25 @@ fn place(
     progress: &dyn Fn(u64, u64),
 ) -> Result<Vec<String>, DataError> {
     let folder = root.join("images").join(name);
-    if images != Images::None {
-        std::fs::create_dir_all(&folder).map_err(DataError::io(&folder))?;
-    }
-    let mut taken = HashSet::new();
+    let parent = |i: usize| found.path(i).parent().map(Path::to_path_buf).unwrap_or_default();
+    // The file that a shard is is no folder.
+    let several = found.packed().is_none() && (1..found.len()).any(|i| parent(i) != parent(0));
+    // Of each folder what it is called here, and the names in it. In one called `images` labels would be looked for beside it.
+    let (mut folders, mut taken_folders) = (HashMap::new(), HashSet::from(["images".to_string()]));
     let mut placed = Vec::with_capacity(found.len());
     for i in 0..found.len() {
         let source = found.path(i);
         let own = source.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
-        let target = free_name(&source, &mut taken);
-        made.renamed += usize::from(target != own);
+        let of_one = if several { parent(i) } else { PathBuf::new() };
+        let (within, taken) =
+            folders.entry(of_one).or_insert_with_key(|path: &PathBuf| (free(path, path.file_name(), &mut taken_folders), HashSet::new()));
+        let file = free_name(&source, taken);
+        made.renamed += usize::from(file != own);
+        let target = if within.is_empty() { file } else { format!("{within}/{file}") };
         let to = folder.join(&target);
+        if images != Images::None {
+            make_room(&to)?;
+        }
         let linked = images == Images::Link && found.packed().is_none() && link(&source, &to).is_ok();
         if images != Images::None && !linked {
             match found.packed() {
@@ -221,6 +249,12 @@ fn place(
         progress(i as u64 + 1, found.len() as u64);
     }
     Ok(placed)
+}
+
+/// Makes the folder that `file` is to lie in.
+fn make_room(file: &Path) -> Result<(), DataError> {
+    let folder = file.parent().unwrap_or(file);
+    std::fs::create_dir_all(folder).map_err(DataError::io(folder))
 }
 
 /// A second name for the file that `source` leads to: where it is a symbolic link, Linux would give that one a second name.
@@ -237,12 +271,17 @@ fn copy(source: &Path, to: &Path) -> Result<(), DataError> {
     }
 }
 
-/// The name of `source`, with as many of its folders before it as it takes to be the only one, or else a number behind it.
+/// The name of `source`, made the only one but for its suffix.
 fn free_name(source: &Path, taken: &mut HashSet<String>) -> String {
-    let part = |path: &Path| path.file_name().map(|n| n.to_string_lossy().into_owned());
     let suffix = source.extension().map(|e| format!(".{}", e.to_string_lossy())).unwrap_or_default();
-    let mut stem = source.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
-    let mut folders = source.ancestors().skip(1).filter_map(part);
+    free(source, source.file_stem(), taken) + &suffix
+}
+
+/// `own`, with as many of the folders above `path` before it as it takes to be the only one, or else a number behind it.
+fn free(path: &Path, own: Option<&OsStr>, taken: &mut HashSet<String>) -> String {
+    let text = |name: &OsStr| name.to_string_lossy().into_owned();
+    let mut stem = own.map(text).unwrap_or_default();
+    let mut folders = path.ancestors().skip(1).filter_map(Path::file_name).map(text);
     let mut number = 1;
     let mut name = stem.clone();
     while !taken.insert(name.to_lowercase()) {
@@ -255,36 +294,48 @@ fn free_name(source: &Path, taken: &mut HashSet<String>) -> String {
             name = format!("{stem}_{number}");
         }
     }
-    name + &suffix
+    name
 }
 
 /// A label file for every image; numbers are written so that they are read as the same, polygons as far as label files had them.
 fn yolo_labels(found: &Scan, placed: &[String], root: &Path, name: &str) -> Result<(), DataError> {
-    let folder = root.join("labels").join(name);
-    std::fs::create_dir_all(&folder).map_err(DataError::io(&folder))?;
     for (i, target) in placed.iter().enumerate() {
         // Of COCO few boxes are those of their polygons, and there are programs that read a file with one polygon as polygons only.
         let coco = found.ids().image(i).is_some();
         let text: String = if coco { found.labels(i).iter().map(box_text).collect() } else { label_text(found, i) };
         let file = label_path(&Path::new("images").join(name).join(target));
         let file = root.join(file);
+        make_room(&file)?;
         std::fs::write(&file, text).map_err(DataError::writing(&file))?;
     }
     Ok(())
 }
 
-/// One JSON, element after element. Ids are counted from 1, categories are classes in their order.
-fn coco_labels(found: &Scan, placed: &[String], names: &[String], root: &Path, name: &str) -> Result<(), DataError> {
+/// What images and categories are called in a COCO file; a class without an id is no category.
+type Ids = (Vec<Value>, Vec<Option<Value>>);
+
+/// One JSON, element after element. Categories are classes in their order. Ids are those of the source, for results are handed in by them; where it has none for
+/// each image they are counted from 1, which is to be said (and returned) if it has any.
+fn coco_labels(found: &Scan, placed: &[String], names: &[String], root: &Path, name: &str) -> Result<Option<String>, DataError> {
+    let named =
+        |(_, categories): &Ids| found.all_labels().iter().all(|label| categories.get(label.class as usize).is_some_and(Option::is_some));
+    let own = found.ids().in_one_file(placed.len(), names.len()).filter(named);
+    let lost = own.is_none() && (0..placed.len()).any(|i| found.ids().image(i).is_some());
+    let counted = || -> Ids { ((1..=placed.len()).map(Value::from).collect(), (1..=names.len()).map(|id| Some(id.into())).collect()) };
+    let ids = own.unwrap_or_else(counted);
     let folder = root.join("annotations");
     std::fs::create_dir_all(&folder).map_err(DataError::io(&folder))?;
     let path = folder.join(format!("{name}.json"));
     let file = File::create(&path).map_err(DataError::writing(&path))?;
     let mut out = BufWriter::new(file);
-    let text = coco_text(found, placed, names, &mut out);
-    text.and_then(|()| out.into_inner().map_err(std::io::IntoInnerError::into_error)?.sync_all()).map_err(DataError::writing(&path))
+    let text = coco_text(found, placed, names, &ids, &mut out);
+    text.and_then(|()| out.into_inner().map_err(std::io::IntoInnerError::into_error)?.sync_all()).map_err(DataError::writing(&path))?;
+    let told = || format!("{name}: ids of images and categories are counted anew, for not every image of the source has one of its own");
+    Ok(lost.then(told))
 }
 
-fn coco_text(found: &Scan, placed: &[String], names: &[String], out: &mut impl Write) -> std::io::Result<()> {
+fn coco_text(found: &Scan, placed: &[String], names: &[String], ids: &Ids, out: &mut impl Write) -> std::io::Result<()> {
+    let (images, categories) = ids;
     let list = |out: &mut dyn Write, items: &mut dyn Iterator<Item = Value>| -> std::io::Result<()> {
         for (i, item) in items.enumerate() {
             write!(out, "{}{item}", if i == 0 { "\n" } else { ",\n" })?;
@@ -292,14 +343,15 @@ fn coco_text(found: &Scan, placed: &[String], names: &[String], out: &mut impl W
         Ok(())
     };
     write!(out, "{{\"info\": {{}}, \"licenses\": [], \"categories\": [")?;
-    list(out, &mut names.iter().enumerate().map(|(i, name)| json!({"id": i + 1, "name": name, "supercategory": ""})))?;
+    let category = |(id, name): (&Option<Value>, &String)| id.as_ref().map(|id| json!({"id": id, "name": name, "supercategory": ""}));
+    list(out, &mut categories.iter().zip(names).filter_map(category))?;
     write!(out, "],\n\"images\": [")?;
-    let images = placed
+    let listed = placed
         .iter()
         .zip(&found.images)
-        .enumerate()
-        .map(|(i, (name, image))| json!({"id": i + 1, "file_name": name, "width": image.size.width, "height": image.size.height}));
-    list(out, &mut { images })?;
+        .zip(images)
+        .map(|((name, image), id)| json!({"id": id, "file_name": name, "width": image.size.width, "height": image.size.height}));
+    list(out, &mut { listed })?;
     write!(out, "],\n\"annotations\": [")?;
     let of = |i: usize| found.labels(i).iter().enumerate().map(move |(n, label)| (i, n, label));
     let annotations = (0..placed.len()).flat_map(of).enumerate().map(|(k, (i, n, label))| {
@@ -310,7 +362,8 @@ fn coco_text(found: &Scan, placed: &[String], names: &[String], out: &mut impl W
         let round = |v: f64| (v * 1e3).round() / 1e3;
         let bbox = [(x - w / 2.0) * width, (y - h / 2.0) * height, w * width, h * height].map(round);
         let area = found.areas().get(i, n).map_or_else(|| round(bbox[2] * bbox[3]), f64::from);
-        json!({"id": k + 1, "image_id": i + 1, "category_id": label.class + 1, "bbox": bbox, "area": area, "iscrowd": 0})
+        let (image, category) = (&images[i], &categories[label.class as usize]);
+        json!({"id": k + 1, "image_id": image, "category_id": category, "bbox": bbox, "area": area, "iscrowd": 0})
     });
     list(out, &mut { annotations })?;
     writeln!(out, "]}}")

@@ -1,5 +1,7 @@
 //! What COCO files call their images and categories: results that go back to such a file have to name them so.
 
+use std::collections::HashSet;
+
 use serde_json::Value;
 
 use super::coco::Id;
@@ -48,11 +50,48 @@ impl CocoIds {
         let (file, _) = self.images.get(index)?.as_ref()?;
         self.categories.get(*file as usize)?.get(class as usize)?.as_ref().map(Into::into)
     }
+
+    /// The ids of the first `images` and `classes` in one file in place of all: those that their own files give them, and none for a class that is no category of any.
+    /// `None` where an image has no id, two have the same, or files disagree about a class.
+    pub(crate) fn in_one_file(&self, images: usize, classes: usize) -> Option<(Vec<Value>, Vec<Option<Value>>)> {
+        let images: Vec<&Id> = self.images.get(..images)?.iter().map(|of| of.as_ref().map(|(_, id)| id)).collect::<Option<_>>()?;
+        let of_class = |class: usize| {
+            let mut ids = self.categories.iter().filter_map(|file| file.get(class)?.as_ref());
+            let first = ids.next();
+            ids.all(|id| Some(id) == first).then_some(first)
+        };
+        let categories: Vec<Option<&Id>> = (0..classes).map(of_class).collect::<Option<_>>()?;
+        let mut known = (HashSet::new(), HashSet::new());
+        let differ = images.iter().all(|id| known.0.insert(*id)) && categories.iter().flatten().all(|id| known.1.insert(*id));
+        differ.then(|| (images.into_iter().map(Value::from).collect(), categories.into_iter().map(|id| id.map(Value::from)).collect()))
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn files_that_agree_are_one() {
+        let of = |categories: &[[Option<i64>; 2]], images: &[Option<(u32, i64)>]| {
+            let mut ids = CocoIds::new(categories.iter().map(|file| file.map(|id| id.map(Id::Number)).to_vec()).collect());
+            images.iter().enumerate().for_each(|(i, of)| ids.push(i, of.map(|(file, id)| (file, Id::Number(id)))));
+            ids.in_one_file(images.len(), 3)
+        };
+        let (one, two) = (Some((0, 7)), Some((1, 5)));
+        let told: Option<(Vec<Value>, Vec<Option<Value>>)> = Some((vec![7.into(), 5.into()], vec![Some(90.into()), Some(1.into()), None]));
+        assert_eq!(of(&[[Some(90), Some(1)], [None, Some(1)]], &[one, two]), told);
+        let clashes: [(&[_], &[_]); 5] = [
+            (&[[Some(90), Some(1)]], &[one, None]),
+            (&[[Some(90), Some(1)]], &[None, one]),
+            (&[[Some(90), Some(1)]], &[one, one]),
+            (&[[Some(90), Some(1)], [Some(90), Some(2)]], &[one, two]),
+            (&[[Some(90), None], [None, Some(90)]], &[one, two]),
+        ];
+        for (categories, images) in clashes {
+            assert_eq!(of(categories, images), None, "{categories:?} {images:?}");
+        }
+    }
 
     #[test]
     fn images_with_and_without_ids_mix() {

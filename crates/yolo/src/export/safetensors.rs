@@ -10,7 +10,7 @@ use super::state::state_dict;
 use crate::model::Yolo;
 use crate::preprocessing::Preprocessing;
 
-/// The file of `model`, which is not folded; `epoch`, where it is known, is the number of those it has learnt.
+/// The file of `model`, which is not folded; `epoch`, where it is known, is the number of those it has learnt, `license` that of the weights.
 ///
 /// # Errors
 /// [`ExportError`].
@@ -20,6 +20,7 @@ pub fn to_weights(
     imgsz: usize,
     preprocessing: &Preprocessing,
     epoch: Option<usize>,
+    license: Option<&str>,
 ) -> Result<Vec<u8>, ExportError> {
     let by_index: Map<String, Value> = names.iter().enumerate().map(|(i, name)| (i.to_string(), name.as_str().into())).collect();
     let mut metadata = BTreeMap::from([
@@ -31,6 +32,7 @@ pub fn to_weights(
         ("sppf_act".to_string(), model.sppf_act().to_string()),
     ]);
     metadata.extend(epoch.map(|epoch| ("epoch".to_string(), epoch.to_string())));
+    metadata.extend(license.map(|license| ("license".to_string(), license.to_string())));
     metadata.extend(preprocessing.facts());
     Ok(to_safetensors(&state_dict(model)?, &metadata)?)
 }

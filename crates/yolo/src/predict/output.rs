@@ -2,7 +2,7 @@
 //!
 //! Class names come from a weight file, which may be a stranger's: as names of folders they lose everything that could lead elsewhere.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::PathBuf;
 
 use bellows_learner::format_g;
@@ -82,13 +82,16 @@ fn name(names: &[String], class: u32) -> String {
 pub struct FreshNames(HashMap<String, u64>);
 
 impl FreshNames {
-    /// `stem`, or `stem_2`, `stem_3`, ...
-    pub fn fresh(&mut self, stem: &str) -> PathBuf {
+    /// `stem`, or `stem_2`, `stem_3`, ... without those that are `owned`: a number does not take the name that another image has by itself.
+    pub fn fresh(&mut self, stem: &str, owned: &HashSet<String>) -> PathBuf {
+        let is_owned = |name: &str| owned.contains(name.rsplit('/').next().unwrap_or(name));
         let mut name = stem.to_string();
         let mut number = self.0.get(stem).copied().unwrap_or(2);
-        while self.0.contains_key(&name) {
+        let mut is_free = !self.0.contains_key(stem);
+        while !is_free {
             name = format!("{stem}_{number}");
             number += 1;
+            is_free = !self.0.contains_key(&name) && !is_owned(&name);
         }
         self.0.insert(stem.into(), number);
         self.0.entry(name.clone()).or_insert(2);
@@ -137,13 +140,16 @@ mod tests {
         assert!(crop(&frame, &Detection { xyxy: [200.0, 0.0, 210.0, 5.0], ..found()[0] }).is_none());
         assert_eq!(folder(&["../../etc".into()], 0), "______etc");
         assert_eq!(folder(&[" ".into()], 0), "class_0");
-        let mut fresh = FreshNames::default();
+        let (mut fresh, mut owned) = (FreshNames::default(), HashSet::new());
         assert!(!fresh.contains("a_2"));
-        assert_eq!(["a", "a", "a_2", "a"].map(|s| fresh.fresh(s).display().to_string()), ["a", "a_2", "a_2_2", "a_3"]);
-        assert_eq!(["a_3", "a_4", "a"].map(|s| fresh.fresh(s).display().to_string()), ["a_3_2", "a_4", "a_5"]);
+        assert_eq!(["a", "a", "a_2", "a"].map(|s| fresh.fresh(s, &owned).display().to_string()), ["a", "a_2", "a_2_2", "a_3"]);
+        assert_eq!(["a_3", "a_4", "a"].map(|s| fresh.fresh(s, &owned).display().to_string()), ["a_3_2", "a_4", "a_5"]);
         assert!(fresh.contains("a_2") && !fresh.contains("a_6"));
         // Counted on, and not from 2 each time.
-        (1..20_000).for_each(|_| drop(fresh.fresh("b")));
-        assert_eq!(fresh.fresh("b"), PathBuf::from("b_20000"));
+        (1..20_000).for_each(|_| drop(fresh.fresh("b", &owned)));
+        assert_eq!(fresh.fresh("b", &owned), PathBuf::from("b_20000"));
+        owned.extend(["c", "c_2"].map(String::from));
+        let names = ["c", "c", "c_2", "c_2", "car/c", "car/c"].map(|s| fresh.fresh(s, &owned).display().to_string());
+        assert_eq!(names, ["c", "c_3", "c_2", "c_2_2", "car/c", "car/c_3"]);
     }
 }

@@ -82,5 +82,5 @@ fn what_is_folded_cannot_be_unfolded() {
     std::fs::write(&path, to_onnx(&model(config).fuse(&device), &about(config), &options).unwrap()).unwrap();
     let folded = Detector::open(&path, &device).unwrap();
     assert!(matches!(to_pt(&folded.model, &about(config), false), Err(ExportError::Folded)));
-    assert!(matches!(to_weights(&folded.model, &folded.names, 96, &Preprocessing::default(), None), Err(ExportError::Folded)));
+    assert!(matches!(to_weights(&folded.model, &folded.names, 96, &Preprocessing::default(), None, None), Err(ExportError::Folded)));
 }

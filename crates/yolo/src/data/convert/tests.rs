@@ -79,14 +79,14 @@ fn coco_to_yolo_and_back_gives_the_same_boxes() {
     let first = source(&at("source"));
     let before = std::fs::read(at("source/all.json")).unwrap();
     let yolo = into(&first, Form::Yolo, Images::Link, &at("yolo")).unwrap();
-    assert_eq!((yolo.images, yolo.objects, yolo.renamed), (3, 3, 1));
+    assert_eq!((yolo.images, yolo.objects, yolo.renamed), (3, 3, 0));
     let second = open(&at("yolo"));
     assert_eq!(second.names, ["car: red", "person"]);
     into(&second, Form::Coco, Images::Copy, &at("coco")).unwrap();
     let third = open(&at("coco"));
     assert_eq!(third.names, second.names);
     let (a, b, c) = (boxes(&first), boxes(&second), boxes(&third));
-    assert_eq!(b.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["0001.jpg", "empty.jpg", "night_0001.jpg"]);
+    assert_eq!(b.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["0001.jpg", "empty.jpg", "0001.jpg"]);
     let sorted = |mut all: Vec<Boxes>| {
         all.sort_by_key(|(_, boxes)| boxes.len());
         all.into_iter().flat_map(|(_, boxes)| boxes).collect::<Vec<_>>()
@@ -143,17 +143,94 @@ fn what_suits_the_data_goes_along() {
     }
     // A sampler of nothing else is none, and what is not there is not told of.
     let only = |settings: serde_json::Value| DataConfig { settings: serde_json::from_value(settings).unwrap(), ..first.clone() };
-    assert_eq!(suitable(&only(json!({ "sampler": { "clips": "balanced" } })), shards), (BTreeMap::new(), vec!["sampler: clips"]));
-    assert_eq!(suitable(&only(json!({})), shards), (BTreeMap::new(), vec![]));
+    assert_eq!(suitable(&only(json!({ "sampler": { "clips": "balanced" } })), false), (BTreeMap::new(), vec!["sampler: clips"]));
+    assert_eq!(suitable(&only(json!({})), false), (BTreeMap::new(), vec![]));
 }
 
 #[test]
-fn coco_to_coco_keeps_areas_that_are_not_those_of_boxes() {
+fn frames_follow_each_other_in_a_copy_as_in_the_source() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    // Numbers that run on from clip to clip; two folders of one name, and one of the name that labels are found by.
+    for (i, clip) in ["A", "A", "B", "B", "x/A", "x/A", "x/images", "x/images"].iter().enumerate() {
+        let folder = at("source/images/train").join(clip);
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::write(folder.join(format!("{i:03}.jpg")), jpeg(32, 32)).unwrap();
+    }
+    std::fs::write(at("source/data.yaml"), "train: images/train\nnames: [a]\nsettings: {frames: 3}\n").unwrap();
+    let past = |config: &DataConfig| {
+        let found = scan(&DataConfig { hold_out: false, ..config.clone() }, Split::Train, &options(), &|_, _| {}).unwrap();
+        before(&found.meta, (0..found.len()).map(|i| found.path(i)))
+    };
+    let first = open(&at("source/data.yaml"));
+    let expected = [None, Some(0), None, Some(2), None, Some(4), None, Some(6)];
+    assert_eq!(past(&first), expected);
+    for (name, form) in [("yolo", Form::Yolo), ("coco", Form::Coco)] {
+        let made = into(&first, form, Images::Copy, &at(name)).unwrap();
+        let second = open(&at(name));
+        assert_eq!((past(&second), made.renamed), (expected.to_vec(), 0), "{name}");
+        assert_eq!(second.settings, first.settings, "{name}");
+    }
+    assert!(at("yolo/labels/train/x_A/004.txt").is_file() && at("yolo/labels/train/x_images/006.txt").is_file());
+}
+
+#[test]
+fn settings_of_clips_that_a_copy_does_not_have_are_left_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    std::fs::create_dir_all(at("source/frames")).unwrap();
+    let images: Vec<Value> = ["0.jpg", "1.jpg", "2.jpg", "3.jpg", "3.jpeg"]
+        .iter()
+        .enumerate()
+        .map(|(i, name)| {
+            std::fs::write(at("source/frames").join(name), jpeg(32, 32)).unwrap();
+            json!({"id": i + 1, "file_name": name, "meta": {"clip": if i < 2 { "north" } else { "south" }}})
+        })
+        .collect();
+    let boxes = json!([{"id": 1, "image_id": 1, "category_id": 1, "bbox": [1, 1, 9, 9]}]);
+    let all = json!({"images": images, "annotations": boxes, "categories": [{"id": 1, "name": "a"}]});
+    std::fs::write(at("source/all.json"), all.to_string()).unwrap();
+    let yaml = "train: {annotations: all.json, images: frames}\nsettings: {frames: 2, sampler: {clips: balanced}}\n";
+    std::fs::write(at("source/data.yaml"), yaml).unwrap();
+    let told = "left out of `settings`, for nothing in the copy says what they go by: frames, sampler: clips";
+    for (name, form) in [("yolo", Form::Yolo), ("coco", Form::Coco)] {
+        let made = into(&open(&at("source/data.yaml")), form, Images::Copy, &at(name)).unwrap();
+        assert_eq!((made.lines.last().map(String::as_str), made.renamed), (Some(told), 1), "{name}");
+        assert!(open(&at(name)).settings.is_empty(), "{name}");
+    }
+}
+
+#[test]
+fn coco_to_coco_keeps_ids_and_areas_that_are_not_those_of_boxes() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
     std::fs::create_dir(at("source")).unwrap();
-    into(&source(&at("source")), Form::Coco, Images::Copy, &at("coco")).unwrap();
-    let json: serde_json::Value = serde_json::from_slice(&std::fs::read(at("coco/annotations/train.json")).unwrap()).unwrap();
+    let first = source(&at("source"));
+    into(&first, Form::Coco, Images::Copy, &at("coco")).unwrap();
+    let read = |name: &str| -> Value { serde_json::from_slice(&std::fs::read(at(name).join("annotations/train.json")).unwrap()).unwrap() };
+    let json = read("coco");
+    let pairs = |json: &Value, list: &str, keys: [&str; 2]| {
+        let of = |one: &Value| keys.map(|key| one[key].to_string()).join(" ");
+        json[list].as_array().unwrap().iter().map(of).collect::<Vec<_>>()
+    };
+    assert_eq!(pairs(&json, "categories", ["id", "name"]), ["9 \"car: red\"", "2 \"person\""]);
+    let [day, night] = ["20240101123456781", "20240101123456782"];
+    let names = [(day, "day/0001.jpg"), ("3", "frames/empty.jpg"), (night, "night/0001.jpg")].map(|(id, name)| format!("{id} \"{name}\""));
+    assert_eq!(pairs(&json, "images", ["id", "file_name"]), names);
+    let mut objects = pairs(&json, "annotations", ["image_id", "category_id"]);
+    objects.sort();
+    assert_eq!(objects, [format!("{day} 2"), format!("{night} 2"), format!("{night} 9")]);
+    // Beside images that have none they are counted, and of label files alone nothing is said.
+    std::fs::create_dir(at("source/images")).unwrap();
+    std::fs::write(at("source/images/b.jpg"), jpeg(40, 40)).unwrap();
+    let told = "train: ids of images and categories are counted anew, for not every image of the source has one of its own";
+    for (name, sources, said) in [("mixed", "[{annotations: all.json, images: frames}, images]", true), ("labels", "images", false)] {
+        std::fs::write(at("source/data.yaml"), format!("train: {sources}\nnames: ['car: red', person]\n")).unwrap();
+        let made = into(&open(&at("source/data.yaml")), Form::Coco, Images::Copy, &at(name)).unwrap();
+        assert_eq!(made.lines.iter().any(|line| line == told), said, "{:?}", made.lines);
+        let ids = pairs(&read(name), "images", ["id", "width"]);
+        assert_eq!(ids.iter().map(|id| id.split(' ').next()).collect::<Vec<_>>(), ["1", "2", "3", "4"].map(Some)[..ids.len()], "{name}");
+    }
     let mut areas: Vec<f64> = json["annotations"].as_array().unwrap().iter().map(|one| one["area"].as_f64().unwrap()).collect();
     areas.sort_by(f64::total_cmp);
     assert_eq!(areas, [35.005, 600.25, 5917.0]);

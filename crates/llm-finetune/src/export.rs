@@ -19,7 +19,7 @@ use burn::tensor::Device;
 
 use crate::args::ExportArgs;
 use crate::speak::{adapter_tokenizer, adopt_tokenizer};
-use crate::train::{directory, gguf};
+use crate::train::{directory, gguf, modelfile_of};
 
 pub(crate) fn merge(args: &ExportArgs) -> Result<(), Failure> {
     spare_model(args)?;
@@ -102,7 +102,7 @@ fn export_adapter(args: &ExportArgs) -> Result<(), Failure> {
     let template = adopt(&mut tokenizer, shape.architecture);
     let name = args.out.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
     write_gguf_lora(&args.out, &config, tensors, &shape, name.trim_end_matches(".gguf"))?;
-    let beside = args.out.with_extension("Modelfile");
+    let beside = modelfile_of(&args.out);
     let from = model.canonicalize().unwrap_or(model);
     let (from, adapter) = (from.display().to_string(), format!("./{name}"));
     let text = modelfile(&from, Some(&adapter), args.system.as_deref(), template.as_ref(), &tokenizer);

@@ -383,10 +383,16 @@ pub(crate) fn gguf(
     for line in write_gguf(file, model, shape, tokenizer, preset, name.trim_end_matches(".gguf"))? {
         say(&format!("warning: {line}"));
     }
-    let beside = file.with_extension("Modelfile");
+    let beside = modelfile_of(file);
     write_atomic(&beside, modelfile(&format!("./{name}"), None, system, template, tokenizer).as_bytes())?;
     say(&format!("Saved {} and {}", file.display(), beside.display()));
     Ok(())
+}
+
+/// The Modelfile of a GGUF: what stands behind another dot of its name (`qwen2.5-0.5b`) is no suffix.
+pub(crate) fn modelfile_of(file: &Path) -> PathBuf {
+    let has_suffix = file.extension().is_some_and(|suffix| suffix == "gguf");
+    if has_suffix { file.with_extension("Modelfile") } else { file.with_added_extension("Modelfile") }
 }
 
 #[cfg(test)]

@@ -104,6 +104,13 @@ fn the_model_itself_and_files_of_others_are_not_written_over() {
     assert!(std::fs::read_to_string(dir.path().join("out/a.Modelfile")).unwrap().starts_with("FROM ./a.gguf\n"));
     let (code, _, error) = run(dir.path(), &["export", "--model", "out/a.gguf", "--quant", "f16", "--out", "out/a.gguf"]);
     assert!(code == 2 && error.contains("is the model itself"), "{code} {error}");
+    for name in ["tiny-0.5b-a", "tiny-0.5b-b"] {
+        assert_eq!(run(dir.path(), &["export", "--model", "model", "--out", &format!("out/{name}")]).0, 0);
+    }
+    for name in ["tiny-0.5b-a", "tiny-0.5b-b"] {
+        let text = std::fs::read_to_string(dir.path().join(format!("out/{name}.Modelfile"))).unwrap();
+        assert!(text.starts_with(&format!("FROM ./{name}\n")), "{text}");
+    }
 }
 
 /// With the tokenizer of the adapter, which has more tokens than the model has rows, or a model that was cut to the tokens there are, as

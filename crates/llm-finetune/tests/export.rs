@@ -99,6 +99,21 @@ fn the_model_itself_and_files_of_others_are_not_written_over() {
     assert_eq!(weights(), before);
     assert_eq!(run(dir.path(), &["merge", "--model", "model", "--out", "other"]).0, 0);
 
+    let lora = LoraConfig::default();
+    let adapted = lora.apply(base.model.clone(), 0).unwrap();
+    peft::write(&dir.path().join("adapter"), &adapted, &lora, Some("model")).unwrap();
+    let adapter = || std::fs::read(dir.path().join("adapter/adapter_model.safetensors")).unwrap();
+    let learnt = adapter();
+    for (verb, out, why) in [
+        ("merge", "adapter", "holds an adapter"),
+        ("export", "adapter/adapter_model.safetensors", "is a file of the model or of the adapter"),
+        ("export", "model/model.safetensors", "is a file of the model or of the adapter"),
+    ] {
+        let (code, _, error) = run(dir.path(), &[verb, "--model", "model", "--adapter", "adapter", "--out", out]);
+        assert!(code == 2 && error.contains(why), "{verb} {out}: {code} {error}");
+    }
+    assert!(weights() == before && adapter() == learnt && !dir.path().join("adapter/config.json").exists());
+
     assert_eq!(run(dir.path(), &["export", "--model", "model", "--out", "out/a.gguf"]).0, 0);
     assert_eq!(std::fs::read_to_string(dir.path().join("out/Modelfile")).unwrap(), "mine");
     assert!(std::fs::read_to_string(dir.path().join("out/a.Modelfile")).unwrap().starts_with("FROM ./a.gguf\n"));

@@ -36,6 +36,9 @@ use crate::prove::{has_numbers, of_run, prove};
 use crate::settle::settle_memory;
 use crate::speak::{adapter_tokenizer, adopt_tokenizer};
 
+/// What a run makes besides its weights.
+const MADE: [&str; 7] = ["adapter", "model", "merged", "model-*.gguf", "model-*.Modelfile", "test.json", "results.png"];
+
 /// Trains with these settings, or goes on with the run in `resumed`.
 pub(crate) fn run(session: Session, args: &TrainArgs, config: SftConfig, resumed: Option<PathBuf>) -> Result<(), Failure> {
     say(&format!("Bellows {} · {} · {}", env!("CARGO_PKG_VERSION"), config.model, config.data.join(", ")));
@@ -66,7 +69,7 @@ pub(crate) fn run(session: Session, args: &TrainArgs, config: SftConfig, resumed
         show_answer("Before", &tuning, &tuning.model(), &device)?;
     }
     run.start(tuning.learner())?;
-    run.record(&args.typed, SETTINGS, tuning.config())?;
+    run.record(&args.typed, SETTINGS, tuning.config(), &MADE)?;
     if let Some(model) = made {
         write_transformers(&run.path().join(MADE_BASE), &model, tuning.shape(), tuning.tokenizer(), DType::F32)?;
     }

@@ -292,6 +292,39 @@ fn a_result_that_cannot_be_saved_is_code_3() {
     }
 }
 
+/// What the new run does not write would be taken for its own.
+#[test]
+fn what_the_run_before_has_left_is_set_aside_but_for_what_is_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let base = Base::tiny(["one more than 2? "], 0, &Device::flex()).unwrap();
+    write_transformers(&dir.path().join("model"), &base.model, &base.config, &base.tokenizer, DType::F32).unwrap();
+    let rows: String = (0..4).map(|i| format!("{{\"prompt\": \"one more than {i}? \", \"completion\": \"{}\"}}\n", i + 1)).collect();
+    std::fs::write(dir.path().join("rows.jsonl"), rows).unwrap();
+    let at = |name: &str| dir.path().join("runs/sft/train").join(name);
+    let train = |more: &[&str]| {
+        let args = ["--model", "model", "--data", "rows.jsonl", "--epochs", "1", "--max-seq-length", "32", "--device", "cpu", "--exist-ok"];
+        let (code, out, error) = run(dir.path(), &[&args[..], more].concat());
+        assert_eq!(code, 0, "{error}");
+        out
+    };
+    let out = train(&["--val-size", "1", "--save-merged", "--save-gguf", "q8_0"]);
+    assert!(!out.contains("set aside"), "{out}");
+    std::fs::write(at("mine.gguf"), "of the user").unwrap();
+
+    // Its adapter is where the next one begins, also when that is resumed.
+    let out = train(&["--adapter", "runs/sft/train/adapter"]);
+    assert_eq!(out.matches(" are set aside: they are called NAME.abandoned").count(), 1, "{out}");
+    for name in ["merged", "model-q8_0.gguf", "model-q8_0.Modelfile", "weights/best.safetensors"] {
+        assert!(!at(name).exists() && at(&format!("{name}.abandoned")).exists(), "{name}");
+    }
+    assert!(at("mine.gguf").exists() && at("weights/last.safetensors").exists() && !at("adapter.abandoned").exists());
+    let learnt = std::fs::read(at("adapter/adapter_model.safetensors")).unwrap();
+    train(&[]);
+    assert!(std::fs::read(at("adapter.abandoned/adapter_model.safetensors")).unwrap() == learnt);
+    let (code, out, error) = run(dir.path(), &["--resume", "runs/sft/train"]);
+    assert!(code == 0 && !out.contains("set aside") && at("adapter/adapter_model.safetensors").exists(), "{code} {out}{error}");
+}
+
 #[test]
 fn a_preview_names_ten_faulty_rows() {
     let dir = tempfile::tempdir().unwrap();

@@ -135,8 +135,13 @@ fn benchmark_prints_the_keys_of_other_timers() {
     ] {
         assert!(table.contains(words), "no {words:?} in\n{table}");
     }
-    for mistake in [["--imgsz", "100"], ["--classes", "0"]] {
-        expect_code(&mut yolo_train(dir.path(), &[&["benchmark"][..], &mistake].concat()), 2);
+    for (flag, value, why) in [
+        ("--imgsz", "100", "imgsz is a positive multiple of 32"),
+        ("--imgsz", "20000", "imgsz 20000 is more than 16384 pixels"),
+        ("--classes", "0", "classes and steps are at least 1"),
+    ] {
+        let (_, error) = expect_code(&mut yolo_train(dir.path(), &["benchmark", flag, value]), 2);
+        one_sentence(&error, &[why], value);
     }
 }
 

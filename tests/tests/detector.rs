@@ -42,6 +42,14 @@ fn val_says_of_weights_what_training_said_of_them() {
     assert!(close(all[5], "map50") && close(all[6], "map50_95") && close(all[3], "precision"), "{csv}\n{out}");
     assert_eq!((&object["split"], &object["images"]), (&"val".into(), &4.into()));
 
+    // In the same folder again: what this one does not write goes, and no more.
+    for file in ["groups.csv", "by_month.png", "notes.txt"] {
+        std::fs::write(val.join(file), "of before").unwrap();
+    }
+    let again = ["--split", "train", "--plots", "false", "--exist-ok"];
+    expect_code(&mut yolo_train(dir.path(), &[&args[..9], &again].concat()), 0);
+    assert_eq!(files(&val), ["notes.txt", "val.csv"]);
+
     let (table, _) = expect_code(&mut yolo_train(dir.path(), &[&args[..9], &["--split", "train", "--plots", "false"]].concat()), 0);
     assert!(table.contains("COCO AP by size") && table.contains("runs/detect/val2"), "{table}");
     assert_eq!(files(&dir.path().join("runs/detect/val2")), ["val.csv"]);

@@ -95,6 +95,35 @@ fn settings_of_a_new_run_do_not_stand_beside_checkpoints_of_the_one_before() {
     assert!(aside && checkpoints(&run).is_empty(), "they were set aside before the settings were to be written");
 }
 
+/// What the new run does not write would be taken for its own.
+#[test]
+fn what_the_run_before_has_left_in_its_directory_is_set_aside() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_data(dir.path());
+    let run = dir.path().join("runs/detect/s");
+    expect_code(&mut train(dir.path(), "s", &["--epochs", "1", "--save-pt", "--save-json", "--save-period", "1"]), 0);
+    // Of groups, which these data have none of; and two files of the user's.
+    for file in ["groups.csv", "stability.csv", "by_month.png", "notes.txt", "weights/mine.pt"] {
+        std::fs::write(run.join(file), "of before").unwrap();
+    }
+    let best = std::fs::read(run.join("weights/best.pt")).unwrap();
+    let (out, _) = expect_code(&mut train(dir.path(), "s", &["--epochs", "1", "--plots", "false", "--seed", "5"]), 0);
+    assert_eq!(out.matches(" are set aside: they are called NAME.abandoned").count(), 1, "{out}");
+    let left = |folder: &str| {
+        let names = std::fs::read_dir(run.join(folder)).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let mut names: Vec<String> = names.filter(|name| !name.ends_with(".abandoned")).collect();
+        names.sort();
+        names
+    };
+    let own =
+        ["checkpoints", "config.yaml", "events.jsonl", "heartbeat.json", "notes.txt", "results.csv", "run.lock", "val.csv", "weights"];
+    assert_eq!(left(""), own);
+    assert_eq!(left("weights"), ["best.safetensors", "last.safetensors", "mine.pt"]);
+    assert!(std::fs::read(run.join("weights/best.pt.abandoned")).unwrap() == best);
+    let (out, _) = expect_code(&mut yolo_train(dir.path(), &["--resume", run.to_str().unwrap()]), 0);
+    assert!(!out.contains("set aside") && left("weights").len() == 3, "{out}");
+}
+
 #[test]
 fn an_example_ends_with_the_code_of_what_it_could_not_write() {
     let dir = tempfile::tempdir().unwrap();

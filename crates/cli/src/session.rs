@@ -6,14 +6,14 @@
 
 use std::collections::BTreeMap;
 use std::io::IsTerminal;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use bellows_device::{Selected, Telemetry};
 use bellows_exit::Exit;
 use bellows_learner::{Dashboard, LearnError, Learner, Limits, Observer, Outcome, Phase, Task};
-use bellows_runs::{Checkpoints, RunDir};
+use bellows_runs::{Journal, RunDir};
 use bellows_settings::Setting;
 use burn::train::Interrupter;
 use burn::train::renderer::tui::TuiMetricsRendererWrapper;
@@ -192,6 +192,20 @@ impl Session {
     }
 }
 
+/// The weights that every run writes.
+const WEIGHTS: [&str; 3] = ["weights/best.safetensors", "weights/last.safetensors", "weights/epoch*.safetensors"];
+
+/// The files and folders that settings name, without links: a run reads them again when it is resumed.
+fn named_in(config: &impl Serialize) -> Result<Vec<PathBuf>, Failure> {
+    let settings = serde_json::to_value(config).context(Exit::Failed, "the settings of a run")?;
+    let mut named = Vec::new();
+    for value in settings.as_object().into_iter().flat_map(|all| all.values()) {
+        let texts = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
+        named.extend(texts.iter().filter_map(|text| Path::new(text.as_str()?).canonicalize().ok()));
+    }
+    Ok(named)
+}
+
 /// A run that this process has.
 pub struct Run {
     session: Session,
@@ -254,15 +268,25 @@ impl Run {
     }
 
     /// Writes `config.yaml` of a new run: the settings of `table` and the command line as typed. Checkpoints of a run that lay in its directory
-    /// are set aside before, for these are not the settings they were made with.
+    /// are set aside before, for these are not the settings they were made with; so are its weights and what else a run of this program has `made`, by
+    /// names in which a `*` stands for anything: what this one does not write would be taken for its own.
     ///
     /// # Errors
     /// When those cannot be set aside, or it cannot be written.
-    pub fn record(&self, typed: &[String], table: &[Setting], config: &impl Serialize) -> Result<(), Failure> {
+    pub fn record(&self, typed: &[String], table: &[Setting], config: &impl Serialize, made: &[&str]) -> Result<(), Failure> {
         if self.resumed || !self.is_first() {
             return Ok(());
         }
-        Checkpoints::open(self.dir.checkpoints())?.abandon_after(None)?;
+        let journal = Journal::open(self.dir.clone())?;
+        // One that ended before its first checkpoint has made nothing, and begins anew beside what was set aside then.
+        if self.dir.newest_step().is_some() || journal.has_trained().unwrap_or_default() {
+            let aside = self.dir.set_aside(&[&WEIGHTS[..], made].concat(), &named_in(config)?)?;
+            if aside > 0 {
+                let of_run = format!("{aside} files and folders of the run before in {}", self.path().display());
+                say(&format!("{of_run} are set aside: they are called NAME.abandoned"));
+            }
+        }
+        journal.checkpoints().abandon_after(None)?;
         record_settings(self.path(), &format!("{} {}", self.session.program, typed.join(" ")), table, config)
     }
 

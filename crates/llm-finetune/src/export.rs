@@ -19,10 +19,14 @@ use burn::tensor::Device;
 
 use crate::args::ExportArgs;
 use crate::speak::{adapter_tokenizer, adopt_tokenizer};
-use crate::train::{directory, gguf};
+use crate::train::{directory, gguf, modelfile_of};
 
 pub(crate) fn merge(args: &ExportArgs) -> Result<(), Failure> {
     spare_model(args)?;
+    if args.out.join("adapter_config.json").exists() {
+        let why = "holds an adapter, which transformers would put on the merged model once more: name another folder";
+        return Err(Usage(format!("--out {} {why}", args.out.display())).into());
+    }
     let device = processor();
     let (mut base, adapter, path) = open(args, &device)?;
     adopt(&mut base.tokenizer, base.config.architecture);
@@ -42,6 +46,7 @@ pub(crate) fn export(args: &ExportArgs) -> Result<(), Failure> {
     if args.out.is_dir() {
         return Err(Usage(format!("--out {} is a folder: name a file in it", args.out.display())).into());
     }
+    spare_parts(args)?;
     if args.adapter_only {
         return export_adapter(args);
     }
@@ -82,6 +87,19 @@ fn spare_model(args: &ExportArgs) -> Result<(), Failure> {
     }
 }
 
+/// Refuses to write over a file of the folder that a model or an adapter is read from; another GGUF that lies there is an export's.
+fn spare_parts(args: &ExportArgs) -> Result<(), Failure> {
+    // The folder alone without links: in a cache the files are some, and they would be replaced.
+    let folder = std::path::absolute(&args.out).ok().and_then(|out| out.parent()?.canonicalize().ok());
+    let is_gguf = args.out.extension().is_some_and(|suffix| suffix == "gguf");
+    let mut read = [Some(Path::new(&args.model)), args.adapter.as_deref()].into_iter().flatten();
+    if args.out.is_file() && !is_gguf && folder.is_some() && read.any(|input| input.canonicalize().ok() == folder) {
+        let why = "is a file of the model or of the adapter that is read, and would be replaced: name another";
+        return Err(Usage(format!("--out {} {why}", args.out.display())).into());
+    }
+    Ok(())
+}
+
 /// The template of a model, which its tokenizer then has too; none of a model that does not chat.
 fn adopt(tokenizer: &mut Tokenizer, architecture: Architecture) -> Option<Template> {
     let template = Template::detect(tokenizer, Some(architecture.model_type())).ok()?;
@@ -102,7 +120,7 @@ fn export_adapter(args: &ExportArgs) -> Result<(), Failure> {
     let template = adopt(&mut tokenizer, shape.architecture);
     let name = args.out.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
     write_gguf_lora(&args.out, &config, tensors, &shape, name.trim_end_matches(".gguf"))?;
-    let beside = args.out.with_extension("Modelfile");
+    let beside = modelfile_of(&args.out);
     let from = model.canonicalize().unwrap_or(model);
     let (from, adapter) = (from.display().to_string(), format!("./{name}"));
     let text = modelfile(&from, Some(&adapter), args.system.as_deref(), template.as_ref(), &tokenizer);

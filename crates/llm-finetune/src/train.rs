@@ -36,6 +36,9 @@ use crate::prove::{has_numbers, of_run, prove};
 use crate::settle::settle_memory;
 use crate::speak::{adapter_tokenizer, adopt_tokenizer};
 
+/// What a run makes besides its weights.
+const MADE: [&str; 7] = ["adapter", "model", "merged", "model-*.gguf", "model-*.Modelfile", "test.json", "results.png"];
+
 /// Trains with these settings, or goes on with the run in `resumed`.
 pub(crate) fn run(session: Session, args: &TrainArgs, config: SftConfig, resumed: Option<PathBuf>) -> Result<(), Failure> {
     say(&format!("Bellows {} · {} · {}", env!("CARGO_PKG_VERSION"), config.model, config.data.join(", ")));
@@ -66,7 +69,7 @@ pub(crate) fn run(session: Session, args: &TrainArgs, config: SftConfig, resumed
         show_answer("Before", &tuning, &tuning.model(), &device)?;
     }
     run.start(tuning.learner())?;
-    run.record(&args.typed, SETTINGS, tuning.config())?;
+    run.record(&args.typed, SETTINGS, tuning.config(), &MADE)?;
     if let Some(model) = made {
         write_transformers(&run.path().join(MADE_BASE), &model, tuning.shape(), tuning.tokenizer(), DType::F32)?;
     }
@@ -383,10 +386,16 @@ pub(crate) fn gguf(
     for line in write_gguf(file, model, shape, tokenizer, preset, name.trim_end_matches(".gguf"))? {
         say(&format!("warning: {line}"));
     }
-    let beside = file.with_extension("Modelfile");
+    let beside = modelfile_of(file);
     write_atomic(&beside, modelfile(&format!("./{name}"), None, system, template, tokenizer).as_bytes())?;
     say(&format!("Saved {} and {}", file.display(), beside.display()));
     Ok(())
+}
+
+/// The Modelfile of a GGUF: what stands behind another dot of its name (`qwen2.5-0.5b`) is no suffix.
+pub(crate) fn modelfile_of(file: &Path) -> PathBuf {
+    let has_suffix = file.extension().is_some_and(|suffix| suffix == "gguf");
+    if has_suffix { file.with_extension("Modelfile") } else { file.with_added_extension("Modelfile") }
 }
 
 #[cfg(test)]

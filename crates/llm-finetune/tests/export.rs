@@ -99,11 +99,33 @@ fn the_model_itself_and_files_of_others_are_not_written_over() {
     assert_eq!(weights(), before);
     assert_eq!(run(dir.path(), &["merge", "--model", "model", "--out", "other"]).0, 0);
 
+    let lora = LoraConfig::default();
+    let adapted = lora.apply(base.model.clone(), 0).unwrap();
+    peft::write(&dir.path().join("adapter"), &adapted, &lora, Some("model")).unwrap();
+    let adapter = || std::fs::read(dir.path().join("adapter/adapter_model.safetensors")).unwrap();
+    let learnt = adapter();
+    for (verb, out, why) in [
+        ("merge", "adapter", "holds an adapter"),
+        ("export", "adapter/adapter_model.safetensors", "is a file of the model or of the adapter"),
+        ("export", "model/model.safetensors", "is a file of the model or of the adapter"),
+    ] {
+        let (code, _, error) = run(dir.path(), &[verb, "--model", "model", "--adapter", "adapter", "--out", out]);
+        assert!(code == 2 && error.contains(why), "{verb} {out}: {code} {error}");
+    }
+    assert!(weights() == before && adapter() == learnt && !dir.path().join("adapter/config.json").exists());
+
     assert_eq!(run(dir.path(), &["export", "--model", "model", "--out", "out/a.gguf"]).0, 0);
     assert_eq!(std::fs::read_to_string(dir.path().join("out/Modelfile")).unwrap(), "mine");
     assert!(std::fs::read_to_string(dir.path().join("out/a.Modelfile")).unwrap().starts_with("FROM ./a.gguf\n"));
     let (code, _, error) = run(dir.path(), &["export", "--model", "out/a.gguf", "--quant", "f16", "--out", "out/a.gguf"]);
     assert!(code == 2 && error.contains("is the model itself"), "{code} {error}");
+    for name in ["tiny-0.5b-a", "tiny-0.5b-b"] {
+        assert_eq!(run(dir.path(), &["export", "--model", "model", "--out", &format!("out/{name}")]).0, 0);
+    }
+    for name in ["tiny-0.5b-a", "tiny-0.5b-b"] {
+        let text = std::fs::read_to_string(dir.path().join(format!("out/{name}.Modelfile"))).unwrap();
+        assert!(text.starts_with(&format!("FROM ./{name}\n")), "{text}");
+    }
 }
 
 /// With the tokenizer of the adapter, which has more tokens than the model has rows, or a model that was cut to the tokens there are, as
@@ -268,6 +290,39 @@ fn a_result_that_cannot_be_saved_is_code_3() {
         // It is merged all the same: from the run, not from what lies where its adapter should.
         assert_eq!(dir.path().join(format!("runs/{method}/merged/model.safetensors")).exists(), !more.is_empty());
     }
+}
+
+/// What the new run does not write would be taken for its own.
+#[test]
+fn what_the_run_before_has_left_is_set_aside_but_for_what_is_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let base = Base::tiny(["one more than 2? "], 0, &Device::flex()).unwrap();
+    write_transformers(&dir.path().join("model"), &base.model, &base.config, &base.tokenizer, DType::F32).unwrap();
+    let rows: String = (0..4).map(|i| format!("{{\"prompt\": \"one more than {i}? \", \"completion\": \"{}\"}}\n", i + 1)).collect();
+    std::fs::write(dir.path().join("rows.jsonl"), rows).unwrap();
+    let at = |name: &str| dir.path().join("runs/sft/train").join(name);
+    let train = |more: &[&str]| {
+        let args = ["--model", "model", "--data", "rows.jsonl", "--epochs", "1", "--max-seq-length", "32", "--device", "cpu", "--exist-ok"];
+        let (code, out, error) = run(dir.path(), &[&args[..], more].concat());
+        assert_eq!(code, 0, "{error}");
+        out
+    };
+    let out = train(&["--val-size", "1", "--save-merged", "--save-gguf", "q8_0"]);
+    assert!(!out.contains("set aside"), "{out}");
+    std::fs::write(at("mine.gguf"), "of the user").unwrap();
+
+    // Its adapter is where the next one begins, also when that is resumed.
+    let out = train(&["--adapter", "runs/sft/train/adapter"]);
+    assert_eq!(out.matches(" are set aside: they are called NAME.abandoned").count(), 1, "{out}");
+    for name in ["merged", "model-q8_0.gguf", "model-q8_0.Modelfile", "weights/best.safetensors"] {
+        assert!(!at(name).exists() && at(&format!("{name}.abandoned")).exists(), "{name}");
+    }
+    assert!(at("mine.gguf").exists() && at("weights/last.safetensors").exists() && !at("adapter.abandoned").exists());
+    let learnt = std::fs::read(at("adapter/adapter_model.safetensors")).unwrap();
+    train(&[]);
+    assert!(std::fs::read(at("adapter.abandoned/adapter_model.safetensors")).unwrap() == learnt);
+    let (code, out, error) = run(dir.path(), &["--resume", "runs/sft/train"]);
+    assert!(code == 0 && !out.contains("set aside") && at("adapter/adapter_model.safetensors").exists(), "{code} {out}{error}");
 }
 
 #[test]

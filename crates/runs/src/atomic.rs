@@ -176,6 +176,21 @@ pub fn sweep_dead(dir: &Path) {
     }
 }
 
+/// A new folder in `dir` for what nobody wants when this process is done. What processes of this machine that have ended were writing there goes.
+///
+/// # Errors
+/// When it cannot be made.
+pub fn scratch_in(dir: &Path) -> Result<PathBuf, StoreError> {
+    sweep_dead(dir);
+    loop {
+        let path = dir.join(sibling(Path::new("bellows"))?);
+        match DiskStore.create_dir(&path) {
+            Err(e) if e.error.kind() == ErrorKind::AlreadyExists => {} // Left by a dead process of our number.
+            made => return made.map(|()| path),
+        }
+    }
+}
+
 /// Removes siblings that killed processes left in `dir` and the directories in it; only for whoever holds the run lock, and has written nothing there
 /// since. What others of this machine write meanwhile stays: a merge needs no lock. Failing costs disk space only. Links are not followed: what is
 /// behind them is not the run's.
@@ -306,6 +321,24 @@ mod tests {
         child.wait().unwrap();
         sweep_siblings(dir.path());
         assert!(!living.exists());
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn what_a_killed_process_did_not_want_kept_goes_with_the_next() {
+        let dir = tempfile::tempdir().unwrap();
+        let left_by = |home: u32, pid: u32| {
+            let left = dir.path().join(format!(".bellows.tmp-{home:08x}-{pid}-0"));
+            fs::create_dir_all(left.join("checkpoints/step-000000001")).unwrap();
+            left
+        };
+        // No process has the highest number; that of the first one lives. Another container has numbers of its own.
+        let (dead, living) = (left_by(home(), 2_147_483_646), left_by(home(), 1));
+        let strangers = left_by(!home(), 2_147_483_646);
+        let [first, second] = [(); 2].map(|()| scratch_in(dir.path()).unwrap());
+        assert!(!dead.exists() && living.exists() && strangers.exists());
+        assert!(first.is_dir() && second.is_dir() && first != second);
+        assert!(scratch_in(&dir.path().join("gone")).is_err());
     }
 
     #[cfg(unix)]

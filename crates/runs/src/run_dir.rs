@@ -3,6 +3,7 @@
 //! `project/name`, or `name2`, `name3`, ... when that is taken; two processes starting at once get two directories, because
 //! creating a directory is the test for its existence. Refused: names that are not one path component.
 
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs;
 use std::io::ErrorKind;
@@ -14,7 +15,7 @@ use bellows_exit::{Coded, Exit};
 use crate::atomic::sweep_siblings;
 use crate::checkpoints::{Version, set_aside_for};
 use crate::lock::{LOCK, LockError, RunLock, holder_of};
-use crate::store::{DiskStore, Store, StoreError, create_dir_all_synced};
+use crate::store::{DiskStore, Store, StoreError, create_dir_all_synced, parent_of};
 
 const CHECKPOINTS: &str = "checkpoints";
 const WEIGHTS: &str = "weights";
@@ -55,7 +56,7 @@ impl Coded for RunDirError {
 
 impl RunDir {
     /// Creates `project/name` with its sub-directories; if it exists, `name2`, `name3`, ..., or with `exist_ok` uses it as it is
-    /// (a caller that then starts from step 0 must `abandon_after(None)` the old checkpoints).
+    /// (a caller that then starts from step 0 must `abandon_after(None)` the old checkpoints, and [`RunDir::set_aside`] what else is of that run).
     pub fn create(project: &Path, name: &str, exist_ok: bool) -> Result<Self, RunDirError> {
         let run = Self { path: results_dir(project, name, exist_ok)? };
         run.make_folders()?;
@@ -106,6 +107,30 @@ impl RunDir {
             fs::remove_dir(&self.path).ok();
         }
         drop(lock);
+    }
+
+    /// Renames to `NAME.abandoned` what a run before this one has left here under these names, as [`found_in`] finds them, in place of what was called
+    /// so before. What is read (`reads`, paths without links) stays, and what that is a part of. Returns how many files and folders there were.
+    ///
+    /// # Errors
+    /// One that cannot be renamed.
+    pub fn set_aside(&self, names: &[&str], reads: &[PathBuf]) -> Result<usize, StoreError> {
+        let own = self.path.canonicalize().map_err(|e| StoreError::new("look at", &self.path, e))?;
+        let reads: Vec<&PathBuf> = reads.iter().filter(|read| read.starts_with(&own) && **read != own).collect();
+        let mut found = found_in(&own, names)?;
+        found.retain(|path| !reads.iter().any(|read| read.starts_with(path) || path.starts_with(read)));
+        for path in &found {
+            let aside = path.with_added_extension("abandoned");
+            match fs::symlink_metadata(&aside) {
+                Ok(info) if info.is_dir() => DiskStore.remove_dir_all(&aside)?,
+                Ok(_) => DiskStore.remove_file(&aside)?,
+                Err(_) => {}
+            }
+            DiskStore.rename(path, &aside)?;
+        }
+        let folders: BTreeSet<&Path> = found.iter().map(|path| parent_of(path)).collect();
+        folders.into_iter().try_for_each(|folder| DiskStore.sync_dir(folder))?;
+        Ok(found.len())
     }
 
     /// A run directory that a store of your own holds.
@@ -189,6 +214,30 @@ pub fn results_dir(project: &Path, name: &str, exist_ok: bool) -> Result<PathBuf
     create_dir_all_synced(&path)?;
     DiskStore.sync_dir(project)?;
     Ok(path)
+}
+
+/// What stands in `dir`, or (`weights/best.pt`) in one of its folders, under these names, in each of which one `*` may stand for anything.
+///
+/// # Errors
+/// A folder that cannot be read.
+pub fn found_in(dir: &Path, names: &[&str]) -> Result<Vec<PathBuf>, StoreError> {
+    let mut found = Vec::new();
+    for name in names {
+        let (folder, name) = name.rsplit_once('/').map_or((dir.to_owned(), *name), |(folder, name)| (dir.join(folder), name));
+        let listed = match DiskStore.list(&folder) {
+            Err(e) if e.is_not_found() => Vec::new(),
+            listed => listed?,
+        };
+        found.extend(listed.iter().filter(|there| is_called(there, name)).map(|there| folder.join(there)));
+    }
+    Ok(found)
+}
+
+fn is_called(there: &str, name: &str) -> bool {
+    match name.split_once('*') {
+        Some((begin, end)) => there.strip_prefix(begin).is_some_and(|rest| rest.ends_with(end)),
+        None => there == name,
+    }
 }
 
 /// Creates the first of `name`, `name2`, `name3`, ... that nobody else has.
@@ -297,6 +346,34 @@ mod tests {
         // One whose checkpoints were all found damaged: it is refused again, and not passed over for another.
         fs::rename(old.checkpoints().join("step-000000005"), old.checkpoints().join("step-000000005.bad-checksum")).unwrap();
         assert_eq!(find_latest_run(dir.path()).as_deref(), Some(old.path()));
+    }
+
+    #[test]
+    fn what_is_of_another_run_is_set_aside_and_nothing_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let run = RunDir::create(dir.path(), "train", false).unwrap();
+        let put = |name: &str, text: &str| {
+            fs::create_dir_all(run.path().join(name).parent().unwrap()).unwrap();
+            fs::write(run.path().join(name), text).unwrap();
+        };
+        let text = |name: &str| fs::read_to_string(run.path().join(name)).ok();
+        let names = ["weights/best.pt", "weights/epoch*.safetensors", "adapter", "merged", "model-*.gguf", "gone/x"];
+        let made = ["weights/best.pt", "weights/epoch0.safetensors", "merged/model.safetensors", "model-q8_0.gguf"];
+        let stays = ["weights/mine.pt", "weights/epoch.txt", "best.pt", "model.gguf", "merged.txt", "adapter/adapter_config.json"];
+        made.iter().chain(&stays).for_each(|name| put(name, "first"));
+        let reads = [run.path().join("adapter"), dir.path().to_owned(), run.path().to_owned()].map(|path| path.canonicalize().unwrap());
+        assert_eq!(run.set_aside(&names, &reads).unwrap(), 4);
+        assert!(made.iter().all(|name| text(name).is_none()) && stays.iter().all(|name| text(name).is_some()));
+        let aside = ["weights/best.pt.abandoned", "merged.abandoned/model.safetensors", "model-q8_0.gguf.abandoned"];
+        assert!(aside.iter().all(|name| text(name).as_deref() == Some("first")));
+        // Another takes its place, a folder too; what there is none of stays set aside.
+        ["merged/config.json", "weights/best.pt"].iter().for_each(|name| put(name, "second"));
+        assert_eq!(run.set_aside(&names, &reads).unwrap(), 2);
+        assert_eq!(aside.map(text), [Some("second".into()), None, Some("first".into())]);
+        // A file that is read, and the folder that it lies in.
+        put("weights/best.pt", "third");
+        let file = run.path().join("adapter/adapter_config.json").canonicalize().unwrap();
+        assert_eq!(run.set_aside(&names, &[file, run.weights().canonicalize().unwrap()]).unwrap(), 0);
     }
 
     #[test]

@@ -7,6 +7,7 @@ use bellows_device::{Backend, ProbeOptions, Work, select};
 use bellows_kernels::{Lowering, Precision, cube, processor_choices, processor_has_bf16, processor_level, processor_peak};
 use bellows_yolo::bench::LayerTimes;
 use bellows_yolo::config::{HALF, STRIDE};
+use bellows_yolo::data::header::MAX_SIDE;
 
 use crate::args::BenchmarkArgs;
 use crate::run::has_half;
@@ -19,6 +20,9 @@ pub(crate) fn run(args: &BenchmarkArgs, signals: &Signals) -> Result<(), Failure
     if what.batch == 0 || what.classes == 0 || what.steps == 0 || what.imgsz == 0 || !what.imgsz.is_multiple_of(STRIDE) {
         let problem = format!("benchmark: batch, classes and steps are at least 1, imgsz is a positive multiple of {STRIDE}");
         return Err(Usage(problem).into());
+    }
+    if what.imgsz > MAX_SIDE as usize {
+        return Err(Usage(format!("benchmark: imgsz {} is more than {MAX_SIDE} pixels", what.imgsz)).into());
     }
     join_pool(args.threads)?;
     let work = if what.half { Work::HalfDetector } else { Work::Detector };

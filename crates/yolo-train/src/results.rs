@@ -148,6 +148,7 @@ impl Results {
             remove(&label(Path::new(&named)))?;
         }
         if self.wanted.crops {
+            self.forget_crops(&root.join("crops"), &named)?;
             for detection in found {
                 let Some(part) = crop(&shot.frame, detection) else { continue };
                 let name = self.fresh_crops.fresh(&format!("{}/{named}", folder(&self.names, detection.class)), &self.stems);
@@ -157,6 +158,32 @@ impl Results {
         }
         let drawn = self.wanted.images || self.wanted.frames && shot.film.is_some();
         if drawn { self.draw(&root.join(stem), shot, found) } else { Ok(()) }
+    }
+
+    /// Removes what a run before this one has cropped of what is called `named`, in the folder of any class: `NAME.jpg`, `NAME_2.jpg` and so on.
+    fn forget_crops(&self, crops: &Path, named: &str) -> Result<(), Failure> {
+        let classes = match std::fs::read_dir(crops) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+            classes => classes.context(Exit::Failed, crops.display())?,
+        };
+        for class in classes {
+            let class = class.context(Exit::Failed, crops.display())?;
+            let folder = class.file_name().to_string_lossy().into_owned();
+            for name in std::iter::once(named.to_owned()).chain((2_u64..).map(|number| format!("{named}_{number}"))) {
+                // Another one's own name is its own to clear.
+                if name != named && self.stems.contains(&name) {
+                    continue;
+                }
+                let path = class.path().join(&name).with_added_extension("jpg");
+                if !path.is_file() {
+                    break;
+                }
+                if !self.fresh_crops.contains(&format!("{folder}/{name}")) {
+                    remove(&path)?;
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Draws what goes to `stem` with a suffix.
@@ -285,6 +312,9 @@ mod tests {
         for crop in ["car/clip_1_2", "class_1/clip_2", "class_2/clip_2_1", "class_3/clip_1"] {
             assert!(dir.path().join(format!("crops/{crop}.jpg")).is_file(), "{crop}");
         }
+        for crop in ["bus/clip_1_2", "bus/clip_1_2_2", "bus/other"] {
+            save(&dir.path().join(format!("crops/{crop}.jpg")), b"of the run before").unwrap();
+        }
         // The next run in this folder finds nothing in the two images, of which one is called as a frame that it has found something in.
         let mut again = of(&[image("clip_1_2.jpg"), film("clip.mp4"), image("clip.jpg")]);
         for (found, (input, stem, film)) in
@@ -295,6 +325,10 @@ mod tests {
         again.end(1.0).unwrap();
         let is_left = |name: &str| dir.path().join(format!("labels/{name}.txt")).is_file();
         assert_eq!(["clip_1", "clip_2", "clip_1_2"].map(is_left), [true, true, false]);
+        let is_left = |name: &str| dir.path().join(format!("crops/{name}.jpg")).is_file();
+        // What it has found, and what it has not looked at.
+        assert_eq!(["car/clip_2", "class_2/clip_2_1", "class_3/clip_1", "bus/other"].map(is_left), [true; 4]);
+        assert_eq!(["car/clip_1_2", "class_1/clip_2", "bus/clip_1_2", "bus/clip_1_2_2"].map(is_left), [false; 4]);
         // A number is none that another image is called by.
         let mut numbered = of(&[image("a/f_1.jpg"), image("b/f_1.jpg"), image("b/f_1_2.jpg")]);
         for (class, (input, stem)) in (0..).zip([(0, "f_1"), (1, "f_1"), (2, "f_1_2")]) {

@@ -23,6 +23,22 @@ use crate::report::tell;
 /// Settings that a dataset, which may be a stranger's file, cannot give itself: what is read, written and run where.
 const NOT_FROM_DATA: [&str; 8] = ["data", "model", "pretrained", "allow_outside", "allow_bad", "project", "name", "exist_ok"];
 
+/// What a run makes besides its weights and what a validation leaves.
+const MADE: [&str; 4] = ["weights/best.pt", "results.png", "labels.jpg", "train_batch*.jpg"];
+
+/// What a validation leaves, the one at the end of a run too; a `*` stands for anything.
+pub(crate) const JUDGED: [&str; 9] = [
+    "val.csv",
+    "groups.csv",
+    "stability.csv",
+    "predictions.json",
+    "report.html",
+    "Box*_curve.png",
+    "confusion_matrix*.png",
+    "by_*.png",
+    "val_batch*.jpg",
+];
+
 /// Classes of a network whose data are not given, as COCO has them.
 pub(crate) const CLASSES: usize = 80;
 
@@ -62,7 +78,7 @@ pub(crate) fn train(args: &TrainArgs, signals: &Signals) -> Result<(), Failure> 
     let mut training = Training::new(data, config, &device.device, device.memory, run.dir().clone(), resumed.as_deref())?;
     training.header().iter().for_each(|line| say(line));
     run.start(training.learner())?;
-    run.record(&args.typed, SETTINGS, training.config())?;
+    run.record(&args.typed, SETTINGS, training.config(), &[&MADE[..], &JUDGED[..]].concat())?;
     let console = Console::new(training.config().imgsz);
     run.watch(training.learner(), &device, convolutions(&device), console);
 

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use bellows_cli::{Context, Exit, Failure, Usage, flag, flag_values, note, option, text};
 use bellows_learner::RunFile;
-use bellows_runs::write_atomic;
+use bellows_runs::{found_in, write_atomic};
 use bellows_settings::{Layer, Setting};
 use bellows_yolo::config::{SETTINGS, STRIDE, TrainConfig};
 use bellows_yolo::predict::tiles::{Merge, MergeBy, Tiling};
@@ -13,7 +13,7 @@ use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgMatches, value_parser};
 use serde_json::{Map, Value, json};
 
-use crate::run::of_dataset;
+use crate::run::{JUDGED, of_dataset};
 
 /// Settings of training that a verb has too, with defaults of its own.
 pub(crate) struct Share {
@@ -170,6 +170,17 @@ pub(crate) fn tiling(matches: &ArgMatches) -> Result<Option<Tiling>, Failure> {
     // How many boxes are kept and whether across classes, NMS says.
     let merge = Merge { by, threshold, agnostic: false, max_det: usize::MAX };
     Ok(Some(Tiling { side: side as usize, overlap, merge }))
+}
+
+/// Removes what a validation before this one has left in its folder: what this one does not write would be taken for its own. It can be made again.
+///
+/// # Errors
+/// A file that cannot be removed.
+pub(crate) fn forget(folder: &Path) -> Result<(), Failure> {
+    for path in found_in(folder, &JUDGED)?.into_iter().filter(|path| path.is_file()) {
+        std::fs::remove_file(&path).context(Exit::Failed, path.display())?;
+    }
+    Ok(())
 }
 
 /// Writes results into their folder.

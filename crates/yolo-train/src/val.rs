@@ -18,7 +18,7 @@ use serde_json::json;
 
 use crate::report::tell;
 use crate::run::{device_to_use, machine, watched};
-use crate::used::{Share, keep, tiling, tiling_flags, weights_flag, weights_path};
+use crate::used::{Share, forget, keep, tiling, tiling_flags, weights_flag, weights_path};
 
 fn share() -> Share {
     let names = &[
@@ -174,8 +174,10 @@ pub(crate) fn run(matches: &ArgMatches, _: &Signals) -> Result<(), Failure> {
     validation.unreadable.iter().for_each(|reason| note(&format!("left out: {reason}")));
     tell(&validation, &data.names, tell_people);
 
-    // Neither keeps the other from being written, and a picture none.
+    // Before a submission, which may be called as one of them. Neither keeps the other from being written, and a picture none.
+    let forgotten = forget(&folder);
     let handed_in = submitted.map(|file| hand_in(&file, &data.set, &validation, template.as_ref())).transpose();
+    forgotten?;
     let verdict = Verdict::new(&validation, &data.names);
     keep(&folder, &verdict.files().map_err(TrainError::Validation)?)?;
     if config.save_json {

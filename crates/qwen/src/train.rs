@@ -10,7 +10,7 @@ use bellows_settings::SettingsError;
 use bellows_weights::DType;
 use burn::data::dataset::InMemDataset;
 use burn::tensor::Device;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::adapter::{AdapterError, HEAD, LoraConfig, Targets, train_where};
 use crate::base::{Base, BaseError};
@@ -188,6 +188,9 @@ impl Finetune {
             header.push(format!("{examples} pairs of answers; {loss}"));
         }
         let mut identity = identity(&config, &data, base, content)?;
+        // What an adapter's settings are is compared setting by setting, but for its patterns; its LoRA weights are in checkpoints.
+        let begun_with = config.adapter.as_ref().map(|_| json!([lora.rank_pattern, lora.alpha_pattern]));
+        identity = identity.with("adapter it began with", begun_with);
         // They are no part of checkpoints: whoever goes on reads them again, or none if there were none.
         if config.adapter.is_some() {
             identity = identity.with("adapter's weights of the model", format!("{brought:016x}"));

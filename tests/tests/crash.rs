@@ -37,6 +37,10 @@ fn killed_and_resumed_it_ends_in_the_same_bits() {
     );
     assert_eq!(csv.lines().count(), 4);
 
+    // The same images and labels in another place.
+    std::fs::create_dir(dir.path().join("elsewhere")).unwrap();
+    tiny_data(&dir.path().join("elsewhere"));
+    let moved = ["--data", "elsewhere/tiny.yaml"];
     // Mid-epoch inside a window, at the epoch's edge, mid-epoch again, after mosaic closed.
     for kill_at in [1, BATCHES, BATCHES + 2, 2 * BATCHES + 1] {
         let name = format!("killed{kill_at}");
@@ -49,9 +53,17 @@ fn killed_and_resumed_it_ends_in_the_same_bits() {
         }
         child.kill().unwrap();
         child.wait().unwrap();
-        let (out, _) = expect_code(&mut yolo_train(dir.path(), &["--resume", run.to_str().unwrap()]), 0);
+        let more: &[&str] = if kill_at > BATCHES { &moved } else { &[] };
+        let (out, _) = expect_code(&mut yolo_train(dir.path(), &[&["--resume", run.to_str().unwrap()][..], more].concat()), 0);
         assert!(out.contains("going on at epoch"), "{out}");
         same(&ending(&run), &expected, &name);
+    }
+    // It is known there from then on; with another label it is another set.
+    let label = std::fs::read_dir(dir.path().join("elsewhere/tiny/labels/train")).unwrap().next().unwrap().unwrap().path();
+    std::fs::write(label, "0 0.5 0.5 0.25 0.125\n").unwrap();
+    for (run, more) in [("runs/detect/killed1", &moved[..]), ("runs/detect/killed5", &[])] {
+        let (_, error) = expect_code(&mut yolo_train(dir.path(), &[&["--resume", run][..], more].concat()), 2);
+        assert!(error.contains("the data has changed"), "{run}: {error}");
     }
 }
 
@@ -153,10 +165,15 @@ fn the_run_directory_is_complete() {
     std::fs::remove_file(&begin).unwrap();
     let (_, error) = expect_code(&mut yolo_train(dir.path(), &["--resume", "runs/detect/early"]), 2);
     assert!(error.contains("begin.safetensors"), "{error}");
+    // Where it lies elsewhere, or another of its form does, the run's own weights go on; of another size it is not.
+    let early = |model: &str, code| expect_code(&mut yolo_train(dir.path(), &["--resume", "runs/detect/early", "--model", model]), code);
+    let (_, error) = early("yolov8s", 2);
+    assert!(error.contains("the network has changed"), "{error}");
+    early(best.to_str().unwrap(), 0);
     let (out, _) = expect_code(&mut yolo_train(dir.path(), &["--resume", "runs/detect/late"]), 0);
     assert!(out.contains("those of the run so far"), "{out}");
     let ending = |name: &str| std::fs::read(dir.path().join(format!("runs/detect/{name}/weights/last.safetensors"))).unwrap();
-    assert!(ending("late") == ending("whole"));
+    assert!(ending("late") == ending("whole") && ending("early") == ending("whole"));
 }
 
 #[test]

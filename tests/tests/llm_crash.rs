@@ -1,6 +1,7 @@
 //! llm-finetune is killed, resumed, and ends in the same bits; a signal stops it cleanly.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
@@ -64,6 +65,8 @@ fn killed_and_resumed_it_ends_in_the_same_bits() {
     // Inside a window, at the end of one, at the epoch's edge, in the second epoch's first window, and twice in one run. Where the examples are,
     // in memory or in a file, is nothing to the bits.
     let (held, streamed): (&[&str], &[&str]) = (&[], &["--streaming", "true"]);
+    // Nor is where they lie.
+    std::fs::copy(dir.path().join("chats.jsonl"), dir.path().join("copy.jsonl")).unwrap();
     let cases = [(vec![1], held), (vec![4], streamed), (vec![BATCHES], held), (vec![BATCHES + 3], streamed), (vec![2, BATCHES + 1], held)];
     for (kills, more) in cases {
         let name = format!("killed{kills:?}").replace([' ', '[', ']', ','], "");
@@ -78,7 +81,8 @@ fn killed_and_resumed_it_ends_in_the_same_bits() {
             child.kill().unwrap();
             child.wait().unwrap();
         }
-        let (out, _) = expect_code(&mut llm_finetune(dir.path(), &["--resume", run.to_str().unwrap()]), 0);
+        let resume = ["--resume", run.to_str().unwrap(), "--data", "copy.jsonl"];
+        let (out, _) = expect_code(&mut llm_finetune(dir.path(), &resume), 0);
         assert!(out.contains("going on at epoch"), "{out}");
         let got = ending(&run);
         assert_eq!(got.len(), expected.len());
@@ -161,14 +165,40 @@ fn a_signal_stops_with_code_0_and_resume_finishes() {
     assert!(error.contains("lora_dropout was 0.2 and is 0.1"), "{error}");
     std::fs::write(run.join("config.yaml"), yaml).unwrap();
     let chats = std::fs::read_to_string(dir.path().join("chats.jsonl")).unwrap();
-    std::fs::write(dir.path().join("chats.jsonl"), chats.replace("Three", "Never")).unwrap();
-    let (_, error) = expect_code(&mut llm_finetune(dir.path(), &["--resume", run.to_str().unwrap()]), 2);
+    std::fs::write(dir.path().join("other.jsonl"), chats.replace("Three", "Never")).unwrap();
+    let (_, error) = expect_code(&mut llm_finetune(dir.path(), &["--resume", run.to_str().unwrap(), "--data", "other.jsonl"]), 2);
     assert!(error.contains("data has changed"), "{error}");
-    std::fs::write(dir.path().join("chats.jsonl"), chats).unwrap();
 
-    // What does not may be given; the newest run is found without its name.
-    let (out, _) = expect_code(&mut llm_finetune(dir.path(), &["--resume", "--checkpoint-minutes", "10", "--save-gguf", "f16"]), 0);
+    // What does not may be given, so where the data lie; the newest run is found without its name, and knows it from then on.
+    std::fs::rename(dir.path().join("chats.jsonl"), dir.path().join("moved.jsonl")).unwrap();
+    let may = ["--resume", "--checkpoint-minutes", "10", "--save-gguf", "f16", "--data", "moved.jsonl"];
+    let (out, _) = expect_code(&mut llm_finetune(dir.path(), &may), 0);
     assert!(out.contains("going on at epoch") && run.join("model-f16.gguf").exists() && run.join("adapter").exists(), "{out}");
     let (out, _) = expect_code(&mut llm_finetune(dir.path(), &["--resume"]), 0);
     assert!(out.contains("nothing to resume"), "{out}");
+}
+
+#[test]
+fn a_base_may_lie_elsewhere_and_is_the_one_it_was() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_chats(dir.path());
+    let tiny = ["--config", "tiny.yaml", "--epochs", "1", "--name"];
+    expect_code(&mut llm_finetune(dir.path(), &[&tiny[..], &["made", "--method", "full"]].concat()), 0);
+    let [base, moved] = ["base", "moved"].map(|name| dir.path().join(name));
+    std::fs::rename(dir.path().join("runs/sft/made/model"), &base).unwrap();
+    let mut killed = llm_finetune(dir.path(), &[&tiny[..], &["on", "--model", "base"]].concat());
+    let ended = killed.env("BELLOWS_FAULT", "kill:step:3").stdout(Stdio::null()).stderr(Stdio::null()).status().unwrap();
+    assert_eq!(ended.code(), None);
+    std::fs::rename(&base, &moved).unwrap();
+    let resume = |code| expect_code(&mut llm_finetune(dir.path(), &["--resume", "runs/sft/on", "--model", "moved"]), code);
+    let file = moved.join("model.safetensors");
+    let whole = std::fs::read(&file).unwrap();
+    let mut tensors = bellows_weights::read(&file).unwrap().tensors;
+    tensors.get_mut("model.layers.0.self_attn.o_proj.weight").unwrap().data[0] ^= 1;
+    std::fs::write(&file, bellows_weights::to_safetensors(&tensors, &BTreeMap::new()).unwrap()).unwrap();
+    let (_, error) = resume(2);
+    assert!(error.contains("the content of the base model has changed"), "{error}");
+    std::fs::write(&file, whole).unwrap();
+    let (out, _) = resume(0);
+    assert!(out.contains("going on at epoch"), "{out}");
 }

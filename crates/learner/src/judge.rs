@@ -64,6 +64,9 @@ impl<T: Task> Run<T> {
         self.agree()?;
         let judged = evaluated || !task.judges();
         let mut outcome = self.move_on(task, at, judged);
+        if outcome == Some(Outcome::EarlyStopped) {
+            self.tell("stop", self.no_better());
+        }
         self.export(task, &model, report.epoch, report.best, saves || outcome.is_some())?;
         if outcome.is_some() {
             self.save_planned().map_err(|error| error.or(LearnError::FinalSave))?;
@@ -218,6 +221,15 @@ impl<T: Task> Run<T> {
             (false, true) => Some(Outcome::EarlyStopped),
             (false, false) => None,
         }
+    }
+
+    /// Why a run ends before its epochs are over.
+    fn no_better(&self) -> String {
+        let (counters, config) = (&self.state.counters, &self.settings.config);
+        let unit = if config.eval_steps.is_some() { "evaluation" } else { "epoch" };
+        let (since, s) = (counters.since_best, if counters.since_best == 1 { "" } else { "s" });
+        let best = counters.best.map_or(String::new(), |(_, epoch)| format!(", best was epoch {}", epoch + 1));
+        format!("stopped early: no improvement for {since} {unit}{s} (patience {}){best}", config.patience)
     }
 
     /// `weights/last`, `weights/best` and `weights/epochN`: after the checkpoint they belong to, or now if there is none. Rank 0 does, for all.

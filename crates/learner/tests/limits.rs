@@ -163,16 +163,43 @@ fn of_the_epochs_every_so_many_are_judged_and_the_last() {
     let mut session = learner(dir.path(), LearnerConfig { epochs: 12, val_interval: 3, patience: 5, ..config() }, never_good);
     assert_eq!(session.fit(&data()).unwrap(), Outcome::EarlyStopped);
     assert_eq!((session.state().counters.epoch, rows(dir.path())), (6, 6));
+    assert_eq!(said(dir.path()), "stopped early: no improvement for 6 epochs (patience 5)");
     let refused = LearnerConfig { val_interval: 0, ..config() }.validate().unwrap_err().to_string();
     assert!(refused.contains("val_interval") && refused.contains("at least 1"), "{refused}");
+}
+
+/// The message of the `stop` that a run has told.
+fn said(dir: &Path) -> String {
+    let text = std::fs::read_to_string(dir.join("run/events.jsonl")).unwrap();
+    let events = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    let stops: Vec<_> = events.filter(|event| event["event"] == "stop").collect();
+    assert_eq!(stops.len(), 1, "{stops:?}");
+    stops[0]["message"].as_str().unwrap().into()
+}
+
+/// Only the first epoch's evaluations are numbers.
+fn worse_later(epoch: usize, position: usize) -> bool {
+    epoch > 0 && position == toy::EVALUATION
+}
+
+#[test]
+fn a_run_that_gets_no_better_says_so() {
+    let stopped = |config: LearnerConfig| {
+        let dir = tempfile::tempdir().unwrap();
+        let mut session = learner(dir.path(), LearnerConfig { epochs: 12, ..config }, worse_later);
+        assert_eq!(session.fit(&data()).unwrap(), Outcome::EarlyStopped);
+        said(dir.path())
+    };
+    let once = stopped(LearnerConfig { patience: 1, ..config() });
+    assert_eq!(once, "stopped early: no improvement for 1 epoch (patience 1), best was epoch 1");
+    // More than there are in an epoch, so that it stops in a later one.
+    let within = stopped(LearnerConfig { patience: 20, eval_steps: Some(1), ..config() });
+    assert_eq!(within, "stopped early: no improvement for 20 evaluations (patience 20), best was epoch 1");
 }
 
 #[test]
 fn without_saving_the_best_and_the_last_weights_are_there() {
     // The best epoch is not the last one: its weights are there all the same.
-    fn worse_later(epoch: usize, position: usize) -> bool {
-        epoch > 0 && position == toy::EVALUATION
-    }
     let dir = tempfile::tempdir().unwrap();
     let mut session = learner(dir.path(), LearnerConfig { save: false, ..config() }, worse_later);
     assert_eq!(session.fit(&data()).unwrap(), Outcome::Finished);

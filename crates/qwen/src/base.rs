@@ -33,6 +33,8 @@ pub struct Base {
     pub config: ModelConfig,
     /// Its tokenizer.
     pub tokenizer: Tokenizer,
+    /// A hash of its files, of which it has some bytes of every tensor, so that a run goes on with the base it began with; none of a model that is in no files.
+    pub content: Option<u64>,
     /// How many of its tokens, the last ones, were added to it: rows of theirs have learnt nothing.
     pub added: usize,
 }
@@ -158,13 +160,15 @@ impl Base {
         if dtype == BaseDtype::Gguf && path.is_dir() {
             return Err(BaseError::NoBlocks(path.to_owned()));
         }
-        let (Self { mut model, config, tokenizer, added }, files) = Self::described(path, device)?;
+        let (Self { mut model, config, tokenizer, added, .. }, files) = Self::described(path, device)?;
         let misfit = |source| BaseError::Load { path: path.to_owned(), source };
         if let (BaseDtype::Gguf, Stored::Gguf(file)) = (dtype, &files) {
             keep_blocks(&mut model, file, &config, device).map_err(misfit)?;
         }
         let model = load_for(model, [dtype, rows], frozen, |name| files.tensor(name, &config)).map_err(misfit)?;
-        Ok(Self { model, config, tokenizer, added })
+        // Last, when the disk has just read them.
+        let content = Some(files.content()?);
+        Ok(Self { model, config, tokenizer, content, added })
     }
 
     /// The same without its weights, which stay in the files: zeros instead, that take no memory until they are looked at.
@@ -201,7 +205,7 @@ impl Base {
         if tokens > rows {
             return Err(BaseError::Vocabulary { path: path.to_owned(), tokens, rows });
         }
-        Ok((Self { model, config, tokenizer, added: 0 }, files))
+        Ok((Self { model, config, tokenizer, content: None, added: 0 }, files))
     }
 
     /// The shape of the model in a directory or a `.gguf` file, without its weights.
@@ -276,7 +280,7 @@ impl Base {
     pub fn tiny<'a>(texts: impl IntoIterator<Item = &'a str>, seed: u64, device: &Device) -> Result<Self, Fault> {
         let tokenizer = Self::tiny_tokenizer(texts)?;
         let config = Self::tiny_shape(&tokenizer);
-        Ok(Self { model: random(&config, seed, device), config, tokenizer, added: 0 })
+        Ok(Self { model: random(&config, seed, device), config, tokenizer, content: None, added: 0 })
     }
 
     /// The shape of [`Base::tiny`].

@@ -256,8 +256,11 @@ settings! {
     }
 }
 
-/// Settings that do not change what a run computes: they may differ when it is resumed.
-pub const MAY_CHANGE: [&str; 26] = [
+/// Settings that do not change what a run computes: they may differ when it is resumed. Of data, model and adapter it is compared what they are, not where they lie.
+pub const MAY_CHANGE: [&str; 29] = [
+    "data",
+    "model",
+    "adapter",
     "supervise",
     "fallback",
     "elastic",

@@ -1,13 +1,14 @@
 //! A model's tensors in its files, by the names of its parameters: those of a directory are its own, a GGUF has others, and in some of its layouts
 //! the rows of queries and keys stand in another order.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use bellows_learner::memory::Place;
-use bellows_weights::gguf::Gguf;
-use bellows_weights::{BlockType, Checkpoint, DType, WeightsError};
+use bellows_weights::gguf::{Gguf, TensorInfo};
+use bellows_weights::{BlockType, Checkpoint, DType, TensorSpec, WeightsError};
 
+use crate::hashes::{FNV, fnv};
 use crate::load::HostTensor;
 use crate::model::ModelConfig;
 use crate::storage::{is_bf16, is_f16};
@@ -62,6 +63,36 @@ impl Stored {
             Self::Directory(checkpoint) => in_checkpoint(checkpoint, name),
             Self::Gguf(file) => in_gguf(file, config, name),
         }
+    }
+}
+
+/// Places of a tensor that a hash of its file has bytes of, and how many at each: a few pages of the file.
+const PLACES: usize = 4;
+const BYTES: usize = 128;
+
+impl Stored {
+    /// A hash of names, types and shapes, and of some bytes of every tensor. Whatever edits a model changes a matrix everywhere: an adapter that is merged, a
+    /// concept that is taken out, numbers that are rounded anew.
+    pub(crate) fn content(&self) -> Result<u64, WeightsError> {
+        let tensors: BTreeMap<String, &[u8]> = match self {
+            Self::Directory(checkpoint) => {
+                let of = move |(name, spec): (&str, &TensorSpec)| {
+                    Ok::<_, WeightsError>((format!("{name} {} {:?}", spec.dtype, spec.shape), checkpoint.tensor_bytes(name)?))
+                };
+                checkpoint.tensors().map(of).collect::<Result<_, _>>()?
+            }
+            Self::Gguf(file) => {
+                let of = move |(name, info): (&String, &TensorInfo)| {
+                    Ok::<_, WeightsError>((format!("{name} {} {:?}", info.kind.id(), info.shape), file.tensor_bytes(name)?))
+                };
+                file.tensors().iter().map(of).collect::<Result<_, _>>()?
+            }
+        };
+        Ok(tensors.iter().fold(FNV, |hash, (form, bytes)| {
+            let every = bytes.len().div_ceil(PLACES).max(BYTES);
+            let some = bytes.chunks(every).flat_map(|part| part.iter().copied().take(BYTES));
+            fnv(fnv(hash, form.bytes()), some)
+        }))
     }
 }
 

@@ -10,7 +10,7 @@ use bellows_settings::SettingsError;
 use bellows_weights::DType;
 use burn::data::dataset::InMemDataset;
 use burn::tensor::Device;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::adapter::{AdapterError, HEAD, LoraConfig, Targets, train_where};
 use crate::base::{Base, BaseError};
@@ -123,7 +123,7 @@ impl Finetune {
     ) -> Result<Self, FinetuneError> {
         config.validate()?;
         data.suit(config.objective).map_err(FinetuneError::Data)?;
-        let Base { model, config: shape, mut tokenizer, added } = base;
+        let Base { model, config: shape, mut tokenizer, content, added } = base;
         let fresh = tokenizer.len() - added..tokenizer.len();
         if data.train.is_empty() {
             return Err(FinetuneError::Data(data.nothing_left(&config)));
@@ -187,7 +187,10 @@ impl Finetune {
         if let Some(loss) = config.pair_loss() {
             header.push(format!("{examples} pairs of answers; {loss}"));
         }
-        let mut identity = identity(&config, &data, base)?;
+        let mut identity = identity(&config, &data, base, content)?;
+        // What an adapter's settings are is compared setting by setting, but for its patterns; its LoRA weights are in checkpoints.
+        let begun_with = config.adapter.as_ref().map(|_| json!([lora.rank_pattern, lora.alpha_pattern]));
+        identity = identity.with("adapter it began with", begun_with);
         // They are no part of checkpoints: whoever goes on reads them again, or none if there were none.
         if config.adapter.is_some() {
             identity = identity.with("adapter's weights of the model", format!("{brought:016x}"));
@@ -380,7 +383,8 @@ fn model_line(model: &CausalLm, c: &ModelConfig) -> String {
     )
 }
 
-/// Every scale of the model's norms, bit by bit: two published models do not share them, and they are few.
+/// Every scale of the model's norms, bit by bit: two published models do not share them, and they are few. Runs from before its files were hashed know no more
+/// of the base than these, which stay what they are where a model is edited.
 fn norms(model: &CausalLm) -> u64 {
     let layers = model.model.layers.iter().flat_map(|layer| [&layer.input_layernorm, &layer.post_attention_layernorm]);
     let values = layers.chain([&model.model.norm]).flat_map(|norm| norm.weight.val().try_into_vec_as::<f32>().unwrap_or_default());
@@ -402,7 +406,7 @@ fn each(examples: &Examples, mut see: impl FnMut(&Encoded)) -> Result<(), ChatEr
 }
 
 /// Settings that change what a run computes, the data, and the base model: a checkpoint must agree on them.
-fn identity(config: &SftConfig, data: &SftData, base: u64) -> Result<Identity, ChatError> {
+fn identity(config: &SftConfig, data: &SftData, base: u64, content: Option<u64>) -> Result<Identity, ChatError> {
     let both = [&data.train, &data.valid];
     let mut tokens = FNV;
     for examples in both {
@@ -415,5 +419,7 @@ fn identity(config: &SftConfig, data: &SftData, base: u64) -> Result<Identity, C
     // Patterns of an adapter that is gone on with are the adapter's, whatever a run from before has recorded of them.
     let of_adapter: &[&str] = if config.adapter.is_some() { &["rank_pattern", "alpha_pattern"] } else { &[] };
     let identity = Identity::of(config, &[&MAY_CHANGE[..], &["project", "name", "exist_ok"], of_adapter].concat());
-    Ok(identity.with("data", hex(tokens)).with("base model", hex(base)))
+    // All that are made on the spot have norms of ones, and none of them is one of files.
+    let content = content.map_or_else(|| "made".into(), hex);
+    Ok(identity.with("data", hex(tokens)).with("base model", hex(base)).with("content of the base model", content))
 }

@@ -1,8 +1,12 @@
 //! Adapters in files: what selects the maps comes back, and what is missing or does not exist is named. And what is held out of a data set is not learnt.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-use crate::support::{self, model, scatter, shape, tokenizer};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use crate::support::{self, examples, model, scatter, settings, shape, tokenizer};
 use bellows_chat::{Template, Tokenizer};
+use bellows_learner::Outcome;
 use bellows_qwen::adapter::{LoraConfig, Targets};
 use bellows_qwen::base::{Base, random};
 use bellows_qwen::config::SftConfig;
@@ -12,6 +16,8 @@ use bellows_qwen::merging::Merging;
 use bellows_qwen::model::{CausalLm, ModelConfig};
 use bellows_qwen::peft;
 use bellows_qwen::storage::BaseDtype;
+use bellows_qwen::train::Finetune;
+use bellows_runs::RunDir;
 use bellows_weights::DType;
 use burn::tensor::Device;
 use serde_json::{Value, json};
@@ -72,6 +78,33 @@ fn what_is_missing_or_does_not_exist_is_named() {
     assert!(tensors.remove("base_model.model.model.norm.weight").is_some(), "{:?}", tensors.keys().last());
     let error = peft::attach(model(), &config, tensors, dir.path()).unwrap_err().to_string();
     assert!(error.contains("no tensor base_model.model.model.norm.weight"), "{error}");
+}
+
+/// Where it lies is nothing to a run, whose checkpoints have its weights; that there is one, and of what form, is.
+#[test]
+fn a_run_goes_on_with_its_adapter_elsewhere_and_with_no_other() {
+    let dir = tempfile::tempdir().unwrap();
+    let adapter = |name: &str, alpha: Option<f64>| {
+        let alpha_pattern = alpha.into_iter().map(|alpha| ("q_proj".to_owned(), alpha)).collect();
+        let lora = LoraConfig { alpha_pattern, ..settings().lora() };
+        let folder = dir.path().join(name);
+        peft::write(&folder, &lora.apply(model(), 1).unwrap(), &lora, None).unwrap();
+        folder.to_string_lossy().into_owned()
+    };
+    let on = |adapter: Option<String>| {
+        let base = Base { model: model(), config: shape(), tokenizer: tokenizer(), content: None, added: 0 };
+        let data = SftData { train: examples(&[5, 9, 13]).into(), ..SftData::default() };
+        let run = RunDir::create(dir.path(), "run", true).unwrap();
+        Finetune::new(SftConfig { adapter, ..settings() }, base, data, Template::ChatMl, &Device::flex(), run).unwrap()
+    };
+    let mut first = on(Some(adapter("began", None)));
+    first.learner().stop_when(Arc::new(AtomicBool::new(true)));
+    assert_eq!(first.run().unwrap().outcome, Outcome::Interrupted);
+    on(Some(adapter("moved", None))).learner().resume().unwrap();
+    for other in [None, Some(adapter("other", Some(2.0)))] {
+        let error = on(other).learner().resume().unwrap_err().to_string();
+        assert!(error.contains("the adapter it began with has changed"), "{error}");
+    }
 }
 
 /// A layer given as a number, as PEFT also writes it.

@@ -41,7 +41,7 @@ fn on(config: &SftConfig, model: CausalLm, dir: &Path) -> Finetune {
 }
 
 fn on_device(config: &SftConfig, model: CausalLm, dir: &Path, device: &Device) -> Finetune {
-    let base = Base { model: model.to_device(device), config: shape(), tokenizer: tokenizer(), added: 0 };
+    let base = Base { model: model.to_device(device), config: shape(), tokenizer: tokenizer(), content: None, added: 0 };
     let data = SftData { train: examples(&LENGTHS).into(), ..SftData::default() };
     let dir = RunDir::create(dir, "run", true).unwrap();
     Finetune::new(config.clone(), base, data, Template::ChatMl, device, dir).unwrap()

@@ -184,7 +184,7 @@ fn settings_that_pairs_have_no_place_for_are_refused() {
 fn data_are_of_the_kind_that_the_objective_learns_from() {
     let begin = |config: SftConfig, data: SftData| {
         let runs = tempfile::tempdir().unwrap();
-        let base = Base { model: model(), config: shape(), tokenizer: tokenizer(), added: 0 };
+        let base = Base { model: model(), config: shape(), tokenizer: tokenizer(), content: None, added: 0 };
         let dir = RunDir::create(runs.path(), "run", false).unwrap();
         Finetune::new(config, base, data, Template::ChatMl, &Device::flex(), dir).map(drop).map_err(|e| e.to_string())
     };

@@ -1,6 +1,7 @@
 //! However a frozen base is stored, a step computes with exactly the values that are stored.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::Path;
 use std::process::Command;
@@ -11,13 +12,13 @@ use crate::support::{ending, error, examples, host, model, scatter, settings, sh
 use bellows_chat::Template;
 use bellows_kernels::Precision;
 use bellows_learner::memory::{Place, peak_memory};
-use bellows_learner::{Draw, Layout, Outcome, Stopwatch, Task};
+use bellows_learner::{Draw, Layout, LearnError, Outcome, Stopwatch, Task};
 use bellows_qwen::arch::Architecture;
 use bellows_qwen::base::{Base, BaseError, random};
 use bellows_qwen::checkpointing::Checkpointing;
 use bellows_qwen::config::{Method, SftConfig};
 use bellows_qwen::data::SftData;
-use bellows_qwen::export::write_gguf;
+use bellows_qwen::export::{write_gguf, write_transformers};
 use bellows_qwen::loss::{head_loss, head_loss_only};
 use bellows_qwen::model::pass::Pass;
 use bellows_qwen::model::weight::Weight;
@@ -29,6 +30,7 @@ use bellows_qwen::train::Finetune;
 use bellows_qwen::weights::visit;
 use bellows_runs::RunDir;
 use bellows_weights::gguf::Preset;
+use bellows_weights::to_safetensors;
 use burn::data::dataset::InMemDataset;
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Device, DeviceKind, Distribution, Int, Tensor, TensorData};
@@ -36,7 +38,7 @@ use burn::tensor::{DType, Device, DeviceKind, Distribution, Int, Tensor, TensorD
 const LENGTHS: [usize; 5] = [5, 9, 13, 7, 20];
 
 fn stored(dtype: BaseDtype) -> CausalLm {
-    let base = Base { model: model(), config: shape(), tokenizer: tokenizer(), added: 0 };
+    let base = Base { model: model(), config: shape(), tokenizer: tokenizer(), content: None, added: 0 };
     base.stored_as([dtype; 2], &Device::flex()).unwrap().model
 }
 
@@ -101,7 +103,7 @@ fn everything_of_a_model_in_blocks_is_visited() {
 
 /// A run on a base stored as `dtype` in a directory that may have one.
 fn on(dtype: BaseDtype, dir: &Path) -> Finetune {
-    let base = Base { model: stored(dtype), config: shape(), tokenizer: tokenizer(), added: 0 };
+    let base = Base { model: stored(dtype), config: shape(), tokenizer: tokenizer(), content: None, added: 0 };
     let data = SftData { train: examples(&LENGTHS).into(), ..SftData::default() };
     let config = SftConfig { base_dtype: dtype, ..settings() };
     Finetune::new(config, base, data, Template::ChatMl, &Device::flex(), RunDir::create(dir, "run", true).unwrap()).unwrap()
@@ -121,6 +123,46 @@ fn a_run_on_nf4_goes_on_where_it_was_and_on_nothing_else() {
     second.learner().resume().unwrap();
     assert_eq!(second.run().unwrap().outcome, Outcome::Finished);
     assert!(ending(&mut whole) == ending(&mut second));
+}
+
+/// Norms are what they were where an adapter is merged, a concept taken out or a GGUF quantised anew.
+#[test]
+fn a_run_goes_on_with_the_base_that_it_began_with_wherever_it_lies_and_with_no_other() {
+    let (dir, device) = (tempfile::tempdir().unwrap(), Device::flex());
+    let [began, copy, other] = ["began", "copy", "other"].map(|name| {
+        let folder = dir.path().join(name);
+        write_transformers(&folder, &model(), &shape(), &tokenizer(), bellows_weights::DType::F32).unwrap();
+        folder
+    });
+    let file = other.join("model.safetensors");
+    let mut tensors = bellows_weights::read(&file).unwrap().tensors;
+    tensors.get_mut("model.layers.1.self_attn.o_proj.weight").unwrap().data[0] ^= 1;
+    std::fs::write(&file, to_safetensors(&tensors, &BTreeMap::new()).unwrap()).unwrap();
+
+    let opened = |base: &Path| Base::open(base, &device).unwrap();
+    let on = |base: Base| {
+        let data = SftData { train: examples(&LENGTHS).into(), ..SftData::default() };
+        Finetune::new(settings(), base, data, Template::ChatMl, &device, RunDir::create(dir.path(), "run", true).unwrap()).unwrap()
+    };
+    let mut first = on(opened(&began));
+    first.learner().stop_when(Arc::new(AtomicBool::new(true)));
+    assert_eq!(first.run().unwrap().outcome, Outcome::Interrupted);
+    for base in [opened(&other), Base { content: None, ..opened(&began) }] {
+        let refused = on(base).learner().resume().unwrap_err();
+        let told = refused.to_string();
+        assert!(matches!(refused, LearnError::Mismatch { .. }) && told.contains("the content of the base model has changed"), "{told}");
+    }
+    on(opened(&copy)).learner().resume().unwrap();
+
+    let content = |base: &Path, dtype: BaseDtype| Base::open_as(base, dtype, &device).unwrap().content.unwrap();
+    assert_eq!(content(&began, BaseDtype::Nf4), content(&copy, BaseDtype::Auto), "however it is kept");
+    let [q8, q4] = [Preset::Q8_0, Preset::Q4_0].map(|preset| {
+        let file = dir.path().join("m.gguf");
+        write_gguf(&file, &model(), &shape(), &tokenizer(), preset, "m").unwrap();
+        assert_eq!(content(&file, BaseDtype::Gguf), content(&file, BaseDtype::Auto));
+        content(&file, BaseDtype::Auto)
+    });
+    assert_ne!(q8, q4);
 }
 
 #[test]
@@ -216,7 +258,7 @@ fn what_is_trained_is_in_no_blocks() {
     // f16 ends where bf16 does not.
     let mut large = model();
     large.model.embed_tokens.weight = large.model.embed_tokens.weight.clone().map(|w| w.mul_scalar(1e6));
-    let base = || Base { model: large.clone(), config: shape(), tokenizer: tokenizer(), added: 0 };
+    let base = || Base { model: large.clone(), config: shape(), tokenizer: tokenizer(), content: None, added: 0 };
     let error = base().stored_as([BaseDtype::F16; 2], &Device::flex()).err().unwrap().to_string();
     assert!(error.contains("embed_tokens") && error.contains("65504"), "{error}");
     assert!(base().stored_as([BaseDtype::Bf16; 2], &Device::flex()).is_ok());

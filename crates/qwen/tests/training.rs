@@ -403,7 +403,7 @@ fn tokens_that_an_adapter_does_not_know_need_every_row_trained() {
     let saving =
         |modules: &[&str]| SftConfig { modules_to_save: modules.iter().map(ToString::to_string).collect(), epochs: 1, ..settings() };
     let begin = |config: SftConfig, dir: &Path| {
-        let mut base = Base { model: untied(), config: shape.clone(), tokenizer: tokenizer(), added: 0 };
+        let mut base = Base { model: untied(), config: shape.clone(), tokenizer: tokenizer(), content: None, added: 0 };
         add_tokens(&mut base, &["<slag>".into()]).unwrap();
         let data = SftData { train: examples(&LENGTHS).into(), ..SftData::default() };
         let run = RunDir::create(dir, "on", false).unwrap();

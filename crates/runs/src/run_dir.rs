@@ -15,6 +15,7 @@ use bellows_exit::{Coded, Exit};
 use crate::atomic::sweep_siblings;
 use crate::checkpoints::{Version, set_aside_for};
 use crate::lock::{LOCK, LockError, RunLock, holder_of};
+use crate::manifest::MANIFEST;
 use crate::store::{DiskStore, Store, StoreError, create_dir_all_synced, parent_of};
 
 const CHECKPOINTS: &str = "checkpoints";
@@ -267,19 +268,25 @@ pub fn run_of(path: &Path) -> &Path {
     }
 }
 
-/// The run under `project` that saved (or set aside) a checkpoint last: what `--resume` without a path means. Runs that were
+/// The run under `project` that saved a checkpoint last: what `--resume` without a path means. Runs that were
 /// stopped before their first checkpoint do not count; a run whose checkpoints are all damaged does, so that the damage is seen.
 pub fn find_latest_run(project: &Path) -> Option<PathBuf> {
     let runs = fs::read_dir(project).ok()?.filter_map(|entry| Some(entry.ok()?.path()));
     runs.filter_map(|run| Some((last_saved(&run)?, run))).max().map(|(_, run)| run)
 }
 
-/// When an entry of the run's checkpoints directory last changed, if there is a checkpoint in it, or one that was found damaged.
+/// When the newest of the run's checkpoints was written, those that were found damaged included. The directory's own time is no answer: deleting an old one
+/// changes it, too.
 fn last_saved(run: &Path) -> Option<SystemTime> {
     let checkpoints = run.join(CHECKPOINTS);
     let names = DiskStore.list(&checkpoints).ok()?;
-    names.iter().find(|name| Version::parse(name).is_some() || set_aside_for(name).is_some())?;
-    fs::metadata(checkpoints).ok()?.modified().ok()
+    let written = names.iter().filter(|name| Version::parse(name).is_some() || set_aside_for(name).is_some()).filter_map(|name| {
+        let checkpoint = checkpoints.join(name);
+        // A damaged one may lack its manifest.
+        let found = fs::metadata(checkpoint.join(MANIFEST)).or_else(|_| fs::metadata(&checkpoint));
+        found.ok()?.modified().ok()
+    });
+    written.max()
 }
 
 #[cfg(test)]
@@ -329,22 +336,30 @@ mod tests {
         assert_eq!(find_latest_run(&dir.path().join("none")), None);
         let [old, new, never] = [(); 3].map(|()| RunDir::create(dir.path(), "train", false).unwrap());
         assert_eq!(find_latest_run(dir.path()), None);
-        let touch = |run: &RunDir, hour: u64| {
-            fs::create_dir_all(run.checkpoints().join("step-000000005")).unwrap();
-            let time = SystemTime::UNIX_EPOCH + Duration::from_secs(3600 * hour);
-            fs::File::open(run.checkpoints()).unwrap().set_modified(time).unwrap();
+        let save = |run: &RunDir, name: &str, hour: u64| {
+            let checkpoint = run.checkpoints().join(name);
+            fs::create_dir_all(&checkpoint).unwrap();
+            let manifest = fs::File::create(checkpoint.join(MANIFEST)).unwrap();
+            manifest.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(3600 * hour)).unwrap();
         };
-        touch(&new, 1);
-        touch(&old, 2);
+        save(&new, "step-000000005", 1);
+        save(&old, "step-000000004", 1);
+        save(&old, "step-000000005", 2);
         assert_eq!(find_latest_run(dir.path()).as_deref(), Some(old.path()));
-        touch(&new, 3);
+        save(&new, "step-000000005", 3);
+        assert_eq!(find_latest_run(dir.path()).as_deref(), Some(new.path()));
+        // Making room in the older one saves nothing there.
+        fs::remove_dir_all(old.checkpoints().join("step-000000004")).unwrap();
         assert_eq!(find_latest_run(dir.path()).as_deref(), Some(new.path()));
         // One that was begun anew, and has not saved since.
         fs::rename(new.checkpoints().join("step-000000005"), new.checkpoints().join("step-000000005.abandoned")).unwrap();
         assert_eq!(find_latest_run(dir.path()).as_deref(), Some(old.path()));
         assert!(never.path().is_dir());
         // One whose checkpoints were all found damaged: it is refused again, and not passed over for another.
-        fs::rename(old.checkpoints().join("step-000000005"), old.checkpoints().join("step-000000005.bad-checksum")).unwrap();
+        let damaged = old.checkpoints().join("step-000000005.bad-no-manifest");
+        fs::rename(old.checkpoints().join("step-000000005"), &damaged).unwrap();
+        assert_eq!(find_latest_run(dir.path()).as_deref(), Some(old.path()));
+        fs::remove_file(damaged.join(MANIFEST)).unwrap();
         assert_eq!(find_latest_run(dir.path()).as_deref(), Some(old.path()));
     }
 

@@ -107,7 +107,7 @@ pub fn begun(
     dir: &Path,
 ) -> Result<Finetune, FinetuneError> {
     let device = Device::flex();
-    let base = Base { model, config: shape, tokenizer: tokenizer(), added: 0 };
+    let base = Base { model, config: shape, tokenizer: tokenizer(), content: None, added: 0 };
     let pairs = config.objective.is_of_pairs();
     let data = SftData { train: train.into(), valid: valid.into(), pairs, ..SftData::default() };
     let dir = RunDir::create(dir, "run", false).unwrap();

@@ -67,6 +67,15 @@ impl Checkpoint {
         self.tensors.get(name).map(|stored| &stored.spec)
     }
 
+    /// The bytes of a tensor as they are stored.
+    ///
+    /// # Errors
+    /// If there is no such tensor.
+    pub fn tensor_bytes(&self, name: &str) -> Result<&[u8], WeightsError> {
+        let (_, map, place) = self.find(name)?;
+        Ok(&map[place.clone()])
+    }
+
     /// The elements of a tensor as [`Tensor::to_f32`](crate::Tensor::to_f32) gives them.
     ///
     /// # Errors

@@ -27,8 +27,10 @@ use crate::data::header::MAX_SIDE;
 use crate::data::{AugmentConfig, Levels, SensorConfig, Stack, TileConfig};
 
 /// Settings that a run may be resumed with another value of: they change nothing of what it computes, or (`device`, `conv`, `precision`) compute the
-/// same in other digits.
-pub const MAY_CHANGE: [&str; 20] = [
+/// same in other digits, or (`data`, `model`) say where something lies: what it is is compared, of a model its form, for the weights are the checkpoint's.
+pub const MAY_CHANGE: [&str; 22] = [
+    "data",
+    "model",
     "supervise",
     "fallback",
     "elastic",

@@ -227,13 +227,14 @@ impl Run {
         self.session.signals.stopped()
     }
 
-    /// Joins the other ranks, and goes on from the newest checkpoint if the run is resumed. From here on the first signal ends it after the step in
-    /// progress.
+    /// Joins the other ranks, whose devices must be like this one's, and goes on from the newest checkpoint if the run is resumed. From here on the first
+    /// signal ends it after the step in progress.
     ///
     /// # Errors
-    /// Checkpoints of which none can be used; a rank that is another run's.
-    pub fn start<T: Task>(&mut self, learner: &mut Learner<T>) -> Result<(), Failure> {
+    /// Checkpoints of which none can be used; a rank that is another run's, or computes in another backend.
+    pub fn start<T: Task>(&mut self, learner: &mut Learner<T>, device: &Selected) -> Result<(), Failure> {
         if let Some(Ranks { exchange, .. }) = &self.session.ranks {
+            learner.computes_on(device.backend, &device.name);
             learner.join(Rc::clone(exchange), &ranks::code(), self.session.limits.clone())?;
             self.resumed = exchange.first(&[self.resumed.into()])? == [1];
         }

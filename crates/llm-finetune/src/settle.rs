@@ -45,7 +45,7 @@ pub(crate) fn settle_memory(
     let place = Place::of(&device.device);
     let free = place.room(device.memory).map(|bytes| if place == Place::Processor { bytes / here as f64 } else { bytes });
     let (storage, seq) = (storage(&config, place)?, longest_row(&config, data.train.lengths()));
-    let mut question = Question { model, config, storage, place, seq };
+    let mut question = Question { model, config, storage, place, has_f16: device.has_f16(), seq };
     question.allocates(largest_allocation(&device.device))?;
     let plan = question.settle(free)?;
     let layers = question.footprint()?.layers();

@@ -583,6 +583,11 @@ fn a_vulkan_device_computes_rightly_or_is_refused() {
     expect_code(&mut llm_finetune(dir.path(), &[&args[..], &["cpu", "--name", "cpu"]].concat()), 0);
     let output =
         llm_finetune(dir.path(), &[&args[..], &["vulkan:0", "--name", "vulkan"]].concat()).env("VK_DRIVER_FILES", &icd).output().unwrap();
+    // It has no f16: what a run would be refused for, its plan says.
+    let plan = ["plan", "--size", "tiny", "--precision", "fp16", "--device", "vulkan:0", "--json"];
+    let (plan, _) = expect_code(llm_finetune(dir.path(), &plan).env("VK_DRIVER_FILES", &icd), 0);
+    let plan: Value = serde_json::from_str(&plan).unwrap();
+    assert!(plan["fits"] == false && plan["refused"].as_str().is_some_and(|why| why.contains("has no f16")), "{plan}");
     let base = dir.path().join("runs/sft/cpu/base");
     let said = |device| {
         let args = ["generate", "--model", base.to_str().unwrap(), "--prompt", "Say one.", "--temperature", "0", "--max-new-tokens", "8"];

@@ -1,11 +1,13 @@
 //! The device and the threads a program runs on.
 
+use std::ffi::OsString;
+
 use bellows_device::{DeviceRequest, ProbeOptions, Selected, Work, doctor, select};
 use bellows_exit::Exit;
 
 use crate::orders::orders;
 use crate::ranks::local_rank;
-use crate::{Context, Failure, note, pulse};
+use crate::{Context, Failure, note, place, pulse};
 
 /// Behind a backend: the card whose number is that of the rank on its machine.
 const OF_RANK: &str = ":rank";
@@ -18,6 +20,17 @@ pub fn device_of_rank(device: &str) -> String {
 /// The same for the rank of that number.
 fn on_rank(device: &str, number: usize) -> String {
     device.replace(OF_RANK, &format!(":{number}"))
+}
+
+/// Whether the ranks of this machine, so many, all compute on the one card that is `selected` of what is written after `--device`, as far as can be told.
+pub fn share_card(device: &str, selected: &Selected, here: usize) -> bool {
+    let variables = std::env::vars_os().map(|(name, _)| name).filter(|_| place::is_placed());
+    selected.is_accelerator() && is_of_all(device, here, variables)
+}
+
+/// The same of any card. Who has started the ranks may have given each its own, by a variable such as `CUDA_VISIBLE_DEVICES`.
+fn is_of_all(device: &str, here: usize, mut variables: impl Iterator<Item = OsString>) -> bool {
+    here > 1 && !device.contains(OF_RANK) && !variables.any(|name| name.to_string_lossy().ends_with("_VISIBLE_DEVICES"))
 }
 
 /// This process's device cannot be used: of the ranks of an elastic run this one is left out.
@@ -106,6 +119,16 @@ mod tests {
         assert_eq!([(None, 8, 1), (None, 8, 2), (None, 2, 4)].map(|(set, cores, here)| threads(set, cores, here)), [0, 4, 1]);
         assert_eq!(["3", "1", "0", "many"].map(|set| threads(Some(set), 8, 2)), [3, 1, 4, 4]);
         assert_eq!(["3", "0"].map(|set| threads(Some(set), 8, 1)), [3, 0]);
+    }
+
+    #[test]
+    fn ranks_of_a_machine_share_a_card_unless_each_is_given_its_own() {
+        let shared = |device, here, names: &[&str]| is_of_all(device, here, names.iter().map(OsString::from));
+        for device in ["vulkan:0", "vulkan", "auto", "0"] {
+            assert!(shared(device, 2, &["CUDA_HOME"]), "{device}");
+            assert!(!shared(device, 1, &[]) && !shared(device, 2, &["CUDA_HOME", "CUDA_VISIBLE_DEVICES"]), "{device}");
+        }
+        assert!(!shared("vulkan:rank", 2, &[]));
     }
 
     #[test]

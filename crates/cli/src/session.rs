@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use crate::background::{self, keep_words, leave_terminal, own_words};
-use crate::device::threads;
+use crate::device::{share_card, threads};
 use crate::layers::record_settings;
 use crate::orders;
 use crate::output;
@@ -44,6 +44,8 @@ pub struct Keeping {
     pub background: bool,
     /// Processes that train together.
     pub ranks: usize,
+    /// Where they compute, as it is written.
+    pub device: String,
     /// With `supervise`: those of this machine that are lost are left out.
     pub elastic: bool,
 }
@@ -55,6 +57,7 @@ struct KeepingSettings {
     fallback: String,
     heartbeat: BTreeMap<String, f64>,
     elastic: bool,
+    device: String,
 }
 
 impl Keeping {
@@ -64,9 +67,10 @@ impl Keeping {
     /// What `heartbeat` cannot mean, as [`Usage`].
     pub fn of(config: &impl Serialize, background: bool, ranks: usize) -> Result<Self, Failure> {
         let settings = serde_json::to_value(config).and_then(serde_json::from_value);
-        let KeepingSettings { supervise, fallback, heartbeat, elastic } = settings.context(Exit::Failed, "the settings of a run")?;
+        let KeepingSettings { supervise, fallback, heartbeat, elastic, device } =
+            settings.context(Exit::Failed, "the settings of a run")?;
         let limits = Limits::of(&heartbeat).map_err(Usage)?;
-        Ok(Self { supervise, fallback: fallback == "cpu", limits, background, ranks, elastic })
+        Ok(Self { supervise, fallback: fallback == "cpu", limits, background, ranks, device, elastic })
     }
 }
 
@@ -79,6 +83,8 @@ pub struct Session {
     ranks: Option<Ranks>,
     /// Ranks on this machine.
     here: usize,
+    /// Where they compute, as it is written.
+    device: String,
 }
 
 impl Session {
@@ -94,7 +100,8 @@ impl Session {
         if tui && !std::io::stdout().is_terminal() {
             return Err(Usage("--tui needs a terminal: leave it out".into()).into());
         }
-        Ok(Self { program, signals: signals.clone(), tui, limits: Limits::default(), ranks: None, here: 1 })
+        let (limits, device) = (Limits::default(), String::new());
+        Ok(Self { program, signals: signals.clone(), tui, limits, ranks: None, here: 1, device })
     }
 
     /// Whether other processes did the work, and this one has only kept them. Else it is this one's: its threads are set up, from here on
@@ -151,6 +158,7 @@ impl Session {
         join_pool(threads(std::env::var("RAYON_NUM_THREADS").ok().as_deref(), cores, here))?;
         self.ranks = ranks::meet(keeping.ranks, Duration::from_secs_f64(keeping.limits.seconds(Phase::Start)))?;
         self.here = here;
+        self.device.clone_from(&keeping.device);
         Ok(false)
     }
 
@@ -241,15 +249,21 @@ impl Run {
         self.session.signals.stopped()
     }
 
-    /// Joins the other ranks, and goes on from the newest checkpoint if the run is resumed. From here on the first signal ends it after the step in
-    /// progress.
+    /// Joins the other ranks, whose devices must be like this one's, and goes on from the newest checkpoint if the run is resumed. From here on the first
+    /// signal ends it after the step in progress.
     ///
     /// # Errors
-    /// Checkpoints of which none can be used; a rank that is another run's.
-    pub fn start<T: Task>(&mut self, learner: &mut Learner<T>) -> Result<(), Failure> {
+    /// Checkpoints of which none can be used; a rank that is another run's, or computes in another backend.
+    pub fn start<T: Task>(&mut self, learner: &mut Learner<T>, device: &Selected) -> Result<(), Failure> {
         if let Some(Ranks { exchange, .. }) = &self.session.ranks {
+            learner.computes_on(device.backend, &device.name);
             learner.join(Rc::clone(exchange), &ranks::code(), self.session.limits.clone())?;
             self.resumed = exchange.first(&[self.resumed.into()])? == [1];
+            let here = self.session.here;
+            if self.session.is_first() && share_card(&self.session.device, device, here) {
+                let shared = format!("{here} ranks share {} ({})", device.backend, device.name);
+                note(&format!("{shared}: where each can have a card of its own, --device vulkan:rank (cuda:rank, rocm:rank) gives it"));
+            }
         }
         if self.resumed {
             learner.resume()?;

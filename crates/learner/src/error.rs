@@ -85,7 +85,7 @@ pub enum LearnError {
     /// The device failed to compute or to hand back a result.
     #[error("the device failed: {0}")]
     Device(String),
-    /// Another rank of the run has other settings, other data or another program.
+    /// Another rank of the run has other settings, other data, another program or another backend.
     #[error("rank {rank} is not of this run, it differs in {difference}")]
     Unlike {
         /// That rank.

@@ -86,13 +86,14 @@ impl<T: Task> Run<T> {
         config.val && (!at.complete || (self.state.counters.epoch + 1).is_multiple_of(config.val_interval))
     }
 
-    /// What is done before anything is read to judge by: what was trained is made safe, and the ranks agree on it.
+    /// What is done before anything is read to judge by: the ranks agree on what was trained, and then it is made safe. A checkpoint of ranks that have learnt
+    /// something else would be taken for progress.
     fn prepare(&mut self, at: Judging, evaluated: bool, saves: bool) -> Result<(), LearnError> {
-        if evaluated && saves && self.clock.safe != Some(self.state.counters.batches) {
-            self.try_save(true)?;
-        }
         if at.complete {
             self.compare_weights()?;
+        }
+        if evaluated && saves && self.clock.safe != Some(self.state.counters.batches) {
+            self.try_save(true)?;
         }
         if evaluated { self.level_statistics() } else { Ok(()) }
     }

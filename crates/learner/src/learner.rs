@@ -31,7 +31,7 @@ use crate::optim::{Constants, Optimizer};
 use crate::parts::cut;
 use crate::phase::{Limits, Phase};
 use crate::plan::{Next, Plan, next};
-use crate::ranks::Ranks;
+use crate::ranks::{Hardware, Ranks};
 use crate::run::{Clock, Outcome, Run, Settings};
 use crate::state::RunState;
 use crate::task::{Draw, RunFile, Task, Unreadable};
@@ -43,6 +43,8 @@ use crate::watchers::Watchers;
 pub struct Learner<T: Task> {
     task: T,
     run: Run<T>,
+    /// What the ranks that this one joins are told that it computes on.
+    hardware: Hardware,
     /// Where the run goes on from.
     came_from: Option<Checkpoint>,
     /// Events to write when the log is opened.
@@ -103,7 +105,15 @@ impl<T: Task> Learner<T> {
         let settings = Settings { config, device, layout, groups, identity };
         let (watchers, clock, ranks) = (Watchers::none(), Clock::start(), Ranks::default());
         let run = Run { state, journal, watchers, settings, clock, begun: false, ranks };
-        Ok(Self { task, run, came_from: None, first_events: Vec::new(), first_notices: Vec::new(), tensorboard: false })
+        let (first_events, first_notices) = (Vec::new(), Vec::new());
+        Ok(Self { task, run, hardware: Hardware::default(), came_from: None, first_events, first_notices, tensorboard: false })
+    }
+
+    /// What the backend and the device are called that this one computes on, for ranks that it [joins](Self::join) afterwards: their backend must be the
+    /// same, and of a device with another name all are told.
+    pub fn computes_on(&mut self, backend: &str, name: &str) -> &mut Self {
+        self.hardware = Hardware { backend: backend.into(), name: name.into() };
+        self
     }
 
     /// Makes this one of several ranks that train one model, each with a Learner of its own: before [`resume`](Self::resume), which all of them
@@ -112,10 +122,10 @@ impl<T: Task> Learner<T> {
     /// another.
     ///
     /// # Errors
-    /// A rank that is gone; one that has another program, other settings or other data: on all ranks.
+    /// A rank that is gone; one that has another program, other settings, other data or another backend: on all ranks.
     pub fn join(&mut self, exchange: Rc<dyn Exchange>, code: &str, limits: Limits) -> Result<(), LearnError> {
         self.run.ranks = Ranks::of(exchange, limits);
-        self.run.ranks.introduce(code, self.run.settings.identity.info())
+        self.run.ranks.introduce(code, self.run.settings.identity.info(), self.hardware.clone())
     }
 
     /// Whether it keeps the run: the only rank, or rank 0.
@@ -341,6 +351,9 @@ impl<T: Task> Learner<T> {
         let (resumed, safe) = (open || self.came_from.is_some(), run.clock.safe);
         run.event(if resumed { "resume" } else { "start" }, json!({ "epochs": epochs, "batches": batches }));
         run.watchers.all(|o| o.on_start(&info));
+        if let Some(unlike) = run.ranks.unlike_hardware().filter(|_| !open) {
+            run.tell("warning", unlike);
+        }
         run.tell_warnings();
         run.clock = Clock::start();
         run.clock.saved.elapsed_s = elapsed_s;

@@ -6,6 +6,7 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
@@ -37,6 +38,21 @@ struct Others {
     early: RefCell<Option<Vec<usize>>>,
     /// Of each rank, the batches up to the last one of which it could read nothing.
     unread: RefCell<Vec<u32>>,
+    /// Of each rank, where it computes: none before they have said so.
+    hardware: RefCell<Vec<Hardware>>,
+}
+
+/// What a rank computes on. Another backend comes to other bits, another device of the same one may.
+#[derive(Clone, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Hardware {
+    pub(crate) backend: String,
+    pub(crate) name: String,
+}
+
+impl fmt::Display for Hardware {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", self.backend, self.name)
+    }
 }
 
 /// What a rank is: all must be the same.
@@ -44,6 +60,20 @@ struct Others {
 struct Introduction {
     code: String,
     info: Map<String, Value>,
+    /// Other programs, which are refused as such, may not say it.
+    #[serde(default)]
+    hardware: Hardware,
+}
+
+impl Introduction {
+    /// What differs from that of rank 0, in words.
+    fn difference(&self, first: &Self) -> Option<String> {
+        if self.code != first.code {
+            return Some(format!("the program, which is {} and {} on rank 0", self.code, first.code));
+        }
+        let devices = || format!("the device, which is {} and {} on rank 0: name one with --device", self.hardware, first.hardware);
+        unlike(&first.info, &self.info).or_else(|| (self.hardware.backend != first.hardware.backend).then(devices))
+    }
 }
 
 /// What became of a batch's samples on one rank.
@@ -76,8 +106,14 @@ struct Head {
 impl Ranks {
     /// Those of `exchange`, of which one waits for another as long as `limits` say.
     pub(crate) fn of(exchange: Rc<dyn Exchange>, limits: Limits) -> Self {
-        let others =
-            Others { exchange, limits, pace: RefCell::default(), early: RefCell::new(Some(Vec::new())), unread: RefCell::default() };
+        let others = Others {
+            exchange,
+            limits,
+            pace: RefCell::default(),
+            early: RefCell::new(Some(Vec::new())),
+            unread: RefCell::default(),
+            hardware: RefCell::default(),
+        };
         others.exchange.wait_at_most(Duration::from_secs_f64(others.limits.seconds(Phase::Start)));
         Self(Some(Rc::new(others)).filter(|others| others.exchange.ranks() > 1))
     }
@@ -129,24 +165,30 @@ impl Ranks {
         self.0.iter().for_each(|others| drop(others.early.replace(order.clone())));
     }
 
-    /// Whether all ranks run the same program with the same settings on the same data.
+    /// Whether all ranks run the same program with the same settings on the same data, and in the same backend.
     ///
     /// # Errors
     /// The first rank that is another, with the difference: on all ranks.
-    pub(crate) fn introduce(&self, code: &str, info: Map<String, Value>) -> Result<(), LearnError> {
-        let Some(others) = self.others() else { return Ok(()) };
-        let all = tell(others, &Introduction { code: code.into(), info })?;
+    pub(crate) fn introduce(&self, code: &str, info: Map<String, Value>, hardware: Hardware) -> Result<(), LearnError> {
+        let Some(others) = &self.0 else { return Ok(()) };
+        let all = tell(&*others.exchange, &Introduction { code: code.into(), info, hardware })?;
         for (rank, other) in all.iter().enumerate().skip(1) {
-            let difference = if other.code == all[0].code {
-                unlike(&all[0].info, &other.info)
-            } else {
-                Some(format!("the program, which is {} and {} on rank 0", other.code, all[0].code))
-            };
-            if let Some(difference) = difference {
+            if let Some(difference) = other.difference(&all[0]) {
                 return Err(LearnError::Unlike { rank, difference });
             }
         }
+        *others.hardware.borrow_mut() = all.into_iter().map(|one| one.hardware).collect();
         Ok(())
+    }
+
+    /// The first rank whose device is called otherwise than rank 0's, in words.
+    pub(crate) fn unlike_hardware(&self) -> Option<String> {
+        let hardware = self.0.as_ref()?.hardware.borrow();
+        let (rank, other) = hardware.iter().enumerate().find(|(_, other)| **other != hardware[0])?;
+        Some(format!(
+            "rank {rank} computes on {other}, and rank 0 on {}: if those come to other bits, the end of an epoch tells, and ends the run",
+            hardware[0]
+        ))
     }
 
     /// Whether anybody wants to stop, and what rank 0's clocks say.
@@ -261,12 +303,15 @@ impl Ranks {
     /// # Errors
     /// The first rank that has others: on all ranks.
     pub(crate) fn compare(&self, what: &str, hash: u32) -> Result<(), LearnError> {
-        let Some(others) = self.others() else { return Ok(()) };
-        let all = tell(others, &hash)?;
-        match all.iter().position(|theirs| *theirs != all[0]) {
-            Some(rank) => Err(LearnError::Rank { rank, reason: format!("its {what} are not those of rank 0") }),
-            None => Ok(()),
-        }
+        let Some(others) = &self.0 else { return Ok(()) };
+        let all = tell(&*others.exchange, &hash)?;
+        let Some(rank) = all.iter().position(|theirs| *theirs != all[0]) else { return Ok(()) };
+        let hardware = others.hardware.borrow();
+        let devices = match (hardware.first(), hardware.get(rank)) {
+            (Some(first), Some(other)) if first != other => format!(": it computes on {other}, and rank 0 on {first}"),
+            _ => String::new(),
+        };
+        Err(LearnError::Rank { rank, reason: format!("its {what} are not those of rank 0{devices}") })
     }
 }
 

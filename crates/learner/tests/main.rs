@@ -14,3 +14,4 @@ mod resume;
 mod rollback;
 mod times;
 mod toy;
+mod unlike;

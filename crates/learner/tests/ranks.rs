@@ -220,60 +220,6 @@ fn gradients_travel_while_the_backward_pass_goes_on() {
     assert!(ending(dir.path()) == ending(after.path()), "and no bit is another");
 }
 
-/// Gives another number than it was given in one sum, the one that comes after so many, as a bad memory may.
-struct Turning {
-    exchange: Thread,
-    left: AtomicUsize,
-}
-
-impl Exchange for Turning {
-    fn rank(&self) -> usize {
-        self.exchange.rank()
-    }
-
-    fn ranks(&self) -> usize {
-        self.exchange.ranks()
-    }
-
-    fn swap(&self, parts: &[&[u8]]) -> Result<Vec<Vec<u8>>, ExchangeError> {
-        self.exchange.swap(parts)
-    }
-
-    fn sum(&self, values: &mut [f32], wire: Wire) -> Result<(), ExchangeError> {
-        self.exchange.sum(values, wire)?;
-        let turns = self.left.fetch_sub(1, Ordering::SeqCst) == 0;
-        if let Some(largest) = values.iter_mut().max_by(|a, b| a.abs().total_cmp(&b.abs())).filter(|_| turns) {
-            *largest = -*largest;
-        }
-        Ok(())
-    }
-}
-
-/// One bit of one sum, in the middle of the first epoch.
-#[test]
-fn ranks_that_have_learnt_something_else_are_known_after_the_epoch() {
-    let dir = tempfile::tempdir().unwrap();
-    let ended = on_threads(2, |exchange| {
-        let left = AtomicUsize::new(if exchange.rank() == 1 { 2 } else { usize::MAX });
-        let identity = Identity::default().with("model", "toy");
-        let mut learner = rank(dir.path(), Turning { exchange, left }, Toy::default(), config(2), identity).unwrap();
-        let error = learner.fit(&data()).unwrap_err();
-        (error.to_string(), learner.state().counters.epoch)
-    });
-    let expected = ("rank 1: its weights are not those of rank 0".to_string(), 0);
-    assert_eq!(ended, [expected.clone(), expected]);
-}
-
-#[test]
-fn a_rank_that_is_another_is_refused_with_the_difference() {
-    let dir = tempfile::tempdir().unwrap();
-    let errors = on_threads(3, |exchange| {
-        let data = if exchange.rank() == 2 { "def" } else { "abc" };
-        rank(dir.path(), exchange, Toy::default(), config(3), Identity::default().with("data", data)).err().unwrap().to_string()
-    });
-    assert_eq!(errors, ["rank 2 is not of this run, it differs in the data"; 3]);
-}
-
 /// Minutes between checkpoints may be other ones: all save when rank 0 does.
 #[test]
 fn ranks_with_other_minutes_save_together() {

@@ -1,6 +1,8 @@
 //! `plan`: memory and speed of a run before anything is allocated; every run asks the same before it begins.
 
 use bellows_cli::{Failure, Target, Usage, join_pool, note, pick_device, say};
+use bellows_device::Selected;
+use bellows_learner::memory::Place;
 use bellows_qwen::base::Base;
 use bellows_qwen::bench::Size;
 use bellows_qwen::checkpointing::Checkpointing;
@@ -16,7 +18,7 @@ use serde_json::json;
 
 use crate::args::PlanArgs;
 use crate::presets::settings;
-use crate::prove::by;
+use crate::prove::{by, has_numbers};
 use crate::settle::{storage, widened};
 use crate::train::{data_paths, open_data, open_tokenizer, pick_template};
 
@@ -36,7 +38,7 @@ pub(crate) fn plan(args: &PlanArgs) -> Result<(), Failure> {
         }
     }
     join_pool(0)?;
-    let (target, most) = match &args.card {
+    let (target, device) = match &args.card {
         Some(card) => (Target::card(card, OF_PUBLISHED)?, None),
         None => {
             let device = pick_device(&config.device, &by(config.products))?;
@@ -44,10 +46,11 @@ pub(crate) fn plan(args: &PlanArgs) -> Result<(), Failure> {
                 let rate = product_rate(config.precision());
                 (PRODUCTS * rate, format!("products run at {:.0} GFLOP/s here", rate / 1e9))
             });
-            (target, largest_allocation(&device.device))
+            (target, Some(device))
         }
     };
     let config = config.stored_at(target.place);
+    let lacking = device.as_ref().and_then(|device| lacks(&config, device));
     let (name, model, seq) = subject(args, &config)?;
     let storage = match target.place {
         // As published models are.
@@ -55,10 +58,12 @@ pub(crate) fn plan(args: &PlanArgs) -> Result<(), Failure> {
         place => storage(&config, place)?,
     };
     let room = target.room(config.memory_limit);
-    let mut question = Question { model: &model, config, storage, place: target.place, seq };
+    let has_f16 = device.as_ref().is_none_or(Selected::has_f16);
+    let mut question = Question { model: &model, config, storage, place: target.place, has_f16, seq };
     // A limit is a question here, and no reason to refuse.
     let plan = question.choose(target.memory)?;
-    let answer = Answer::new(&question, plan, &target, room, most)?;
+    let most = device.and_then(|device| largest_allocation(&device.device));
+    let answer = Answer::new(&question, plan, &target, room, lacking, most)?;
     if args.json {
         say(&answer.json().to_string());
         return Ok(());
@@ -68,6 +73,14 @@ pub(crate) fn plan(args: &PlanArgs) -> Result<(), Failure> {
         widened(&question.config, storage)?.iter().for_each(|line| say(line));
     }
     Ok(())
+}
+
+/// Why this device refuses a run with these settings: it has not the numbers.
+fn lacks(config: &SftConfig, device: &Selected) -> Option<String> {
+    if let Err(why) = has_numbers(config.precision, device) {
+        return Some(why.to_string());
+    }
+    Base::on_device(config.dtypes(Place::of(&device.device)), &device.device).err().map(|why| why.to_string())
 }
 
 /// Name and shape of the model, and tokens of the longest row: of the data if there are any, else of `max_seq_length`.
@@ -109,16 +122,23 @@ struct Answer {
 }
 
 impl Answer {
-    /// Of a device that allocates `most` bytes at a time, where that is known.
-    fn new(question: &Question<'_>, plan: Plan, target: &Target, room: Option<f64>, most: Option<u64>) -> Result<Self, Failure> {
+    /// Of a device that is `lacking` something of the run, or nothing, and allocates `most` bytes at a time, where that is known.
+    fn new(
+        question: &Question<'_>,
+        plan: Plan,
+        target: &Target,
+        room: Option<f64>,
+        lacking: Option<String>,
+        most: Option<u64>,
+    ) -> Result<Self, Failure> {
         let (footprint, rows, seq) = (question.footprint()?, question.rows(), question.seq);
         let (checkpointing, per) = (question.config.gradient_checkpointing, question.config.objective.sequences());
         let (all, step) = (Checkpointing::ALL, question.config.pad_to_multiple_of.max(64));
         let refused = match question.allocates(most) {
             Err(error @ FitError::Tensor(..)) => Some(error.to_string()),
-            other => other.map(|()| None)?,
+            other => other.map(|()| lacking)?,
         };
-        // Neither fewer nor shorter rows make a tensor of the model smaller.
+        // Neither fewer nor shorter rows make a tensor of the model smaller, or give a device numbers.
         let usable = room.filter(|_| refused.is_none());
         let largest = usable.map(|room| {
             let longest = footprint.longest(rows, all, room, step, question.model.max_position_embeddings);
@@ -210,14 +230,16 @@ impl Answer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use bellows_learner::memory::Place;
 
     #[test]
     fn a_run_that_is_refused_for_a_tensor_does_not_fit() {
         let shape = ModelConfig { hidden_size: 3584, vocab_size: 152_064, ..Size::named("1.5B").unwrap().shape() };
-        let mut question = Question { model: &shape, config: SftConfig::default(), storage: Storage::F32, place: Place::Card, seq: 64 };
+        let (config, storage, place) = (SftConfig::default(), Storage::F32, Place::Card);
+        let mut question = Question { model: &shape, config, storage, place, has_f16: true, seq: 64 };
         let (plan, target) = (question.choose(None).unwrap(), Target::card("MI50", OF_PUBLISHED).unwrap());
-        let answer = |room, most| Answer::new(&question, plan, &target, room, most).unwrap().json();
+        let lacking =
+            |why: Option<&str>, room, most| Answer::new(&question, plan, &target, room, why.map(String::from), most).unwrap().json();
+        let answer = |room, most| lacking(None, room, most);
         for room in [None, Some(1e9), Some(1e12)] {
             let json = answer(room, Some((1 << 31) - 1));
             assert_eq!(json["fits"], false);
@@ -226,5 +248,7 @@ mod tests {
         }
         let json = answer(Some(1e12), Some(1 << 32));
         assert!(json["fits"] == true && json["refused"].is_null() && json["largest_batch"].is_u64(), "{json}");
+        let json = lacking(Some("it has no f16"), Some(1e12), Some(1 << 32));
+        assert!(json["fits"] == false && json["refused"] == "it has no f16" && json["largest_batch"].is_null(), "{json}");
     }
 }

@@ -191,7 +191,7 @@ mod tests {
             let (config, model) = (preset(name), Size::named(size).unwrap().shape());
             let (storage, seq) = (Storage::asked(config.base_dtype).unwrap_or(Storage::F32), config.max_seq_length);
             let card = Card::named("RX 6700 XT").unwrap().memory() as f64;
-            let mut run = Question { model: &model, config, storage, place: Place::Card, seq };
+            let mut run = Question { model: &model, config, storage, place: Place::Card, has_f16: true, seq };
             assert!(run.choose(Some(card)).unwrap().peak() < 0.8 * card, "{name}");
         }
     }

@@ -1,6 +1,6 @@
 //! What memory there is, and which layers are run again for it: asked before a run's weights are read.
 
-use bellows_cli::{Failure, note, say};
+use bellows_cli::{Failure, note, say, share_card};
 use bellows_device::Selected;
 use bellows_learner::memory::Place;
 use bellows_qwen::base::Base;
@@ -30,7 +30,7 @@ pub(crate) fn widened(config: &SftConfig, kept: Storage) -> Result<Option<String
 }
 
 /// The settings of a run with `auto` settled, and its plan; those of an adapter that it goes on from are the adapter's. So many ranks are `here`, on this
-/// machine: they share its memory, and a card is one rank's.
+/// machine: they share its memory, and a card's if they compute on one.
 ///
 /// # Errors
 /// A plan beyond the limit that is set, a tensor beyond what the device allocates at a time, an adapter that cannot be gone on from.
@@ -43,9 +43,10 @@ pub(crate) fn settle_memory(
 ) -> Result<(SftConfig, Plan), Failure> {
     let (config, _) = with_adapter(config)?;
     let place = Place::of(&device.device);
-    let free = place.room(device.memory).map(|bytes| if place == Place::Processor { bytes / here as f64 } else { bytes });
+    let sharing = if place == Place::Processor || share_card(&config.device, device, here) { here } else { 1 };
+    let free = place.room(device.memory).map(|bytes| bytes / sharing as f64);
     let (storage, seq) = (storage(&config, place)?, longest_row(&config, data.train.lengths()));
-    let mut question = Question { model, config, storage, place, seq };
+    let mut question = Question { model, config, storage, place, has_f16: device.has_f16(), seq };
     question.allocates(largest_allocation(&device.device))?;
     let plan = question.settle(free)?;
     let layers = question.footprint()?.layers();

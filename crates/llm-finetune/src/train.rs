@@ -68,7 +68,7 @@ pub(crate) fn run(session: Session, args: &TrainArgs, config: SftConfig, resumed
         tuning.config().larger_updates().iter().for_each(|line| say(line));
         show_answer("Before", &tuning, &tuning.model(), &device)?;
     }
-    run.start(tuning.learner())?;
+    run.start(tuning.learner(), &device)?;
     run.record(&args.typed, SETTINGS, tuning.config(), &MADE)?;
     if let Some(model) = made {
         write_transformers(&run.path().join(MADE_BASE), &model, tuning.shape(), tuning.tokenizer(), DType::F32)?;

@@ -76,7 +76,7 @@ pub enum BaseError {
         source: LoadError,
     },
     /// A device without the type that is asked for.
-    #[error("base_dtype {0}: this device has no such numbers")]
+    #[error("base_dtype {0}: this device has no such numbers{instead}", instead = instead(.0))]
     Dtype(BaseDtype),
     /// Blocks of a GGUF, and no GGUF.
     #[error("{}: base_dtype gguf keeps the blocks of a .gguf file, and this is none: nf4 and int8 make blocks of any model", .0.display())]
@@ -155,8 +155,7 @@ impl Base {
     pub fn open_for(path: &Path, [dtype, rows]: [BaseDtype; 2], frozen: bool, device: &Device) -> Result<Self, BaseError> {
         let as_in_file = dtype == BaseDtype::Auto && frozen && path.is_file();
         let dtype = if as_in_file { BaseDtype::Gguf } else { dtype };
-        on_device(dtype, device)?;
-        on_device(rows, device)?;
+        Self::on_device([dtype, rows], device)?;
         if dtype == BaseDtype::Gguf && path.is_dir() {
             return Err(BaseError::NoBlocks(path.to_owned()));
         }
@@ -208,6 +207,24 @@ impl Base {
         Ok((Self { model, config, tokenizer, content: None, added: 0 }, files))
     }
 
+    /// Whether the device has the types that these two are stored in.
+    ///
+    /// # Errors
+    /// [`BaseError::Dtype`], of the first that it lacks.
+    pub fn on_device(dtypes: [BaseDtype; 2], device: &Device) -> Result<(), BaseError> {
+        for dtype in dtypes {
+            let needed = match dtype {
+                BaseDtype::Bf16 => DType::BF16,
+                BaseDtype::F16 => DType::F16,
+                _ => continue,
+            };
+            if !device.supports_dtype(needed) {
+                return Err(BaseError::Dtype(dtype));
+            }
+        }
+        Ok(())
+    }
+
     /// The shape of the model in a directory or a `.gguf` file, without its weights.
     ///
     /// # Errors
@@ -245,8 +262,7 @@ impl Base {
     /// # Errors
     /// See [`BaseError`].
     pub fn stored_as(mut self, [dtype, rows]: [BaseDtype; 2], device: &Device) -> Result<Self, BaseError> {
-        on_device(dtype, device)?;
-        on_device(rows, device)?;
+        Self::on_device([dtype, rows], device)?;
         let (path, mut values, mut failed) = (PathBuf::from("tiny"), BTreeMap::new(), None);
         match dtype {
             BaseDtype::Auto => return Ok(self),
@@ -379,14 +395,9 @@ fn keep_blocks(model: &mut CausalLm, file: &Gguf, config: &ModelConfig, device: 
     Ok(())
 }
 
-/// Refuses a type that the device lacks.
-fn on_device(dtype: BaseDtype, device: &Device) -> Result<(), BaseError> {
-    let needed = match dtype {
-        BaseDtype::Bf16 => DType::BF16,
-        BaseDtype::F16 => DType::F16,
-        _ => return Ok(()),
-    };
-    if device.supports_dtype(needed) { Ok(()) } else { Err(BaseError::Dtype(dtype)) }
+/// What a device without this type has in its place.
+fn instead(dtype: &BaseDtype) -> &'static str {
+    if *dtype == BaseDtype::Bf16 { "; auto keeps a frozen model's bf16 there, two to a word" } else { "" }
 }
 
 /// A tensor of the file that has no place in the model.

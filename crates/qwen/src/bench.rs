@@ -10,7 +10,7 @@ use bellows_learner::bench::{Bounds, Others, StepTimer, median, ranks, run_dir};
 use bellows_learner::memory::peak_memory;
 use bellows_learner::{Decay, Identity, Learner, Limits, Rng, StepTimes};
 use burn::data::dataset::InMemDataset;
-use burn::tensor::Device;
+use burn::tensor::{DType, Device};
 use rayon::prelude::*;
 use serde::Serialize;
 
@@ -251,7 +251,8 @@ impl Benchmark {
         };
         let storage = Storage::asked(self.base_dtype).unwrap_or(drawn);
         let shape = self.size.shape();
-        let mut question = Question { model: &shape, config: self.config(), storage, place, seq: self.seq };
+        let has_f16 = device.supports_dtype(DType::F16);
+        let mut question = Question { model: &shape, config: self.config(), storage, place, has_f16, seq: self.seq };
         question.choose(place.room(None))?;
         let checkpointing = question.config.gradient_checkpointing;
         let [products, attention] = question.footprint()?.work(self.seq, checkpointing);

@@ -19,17 +19,18 @@ const SHARE_OF_CARD: f64 = 0.6;
 /// Rows are padded to a multiple of at least this, so no shorter ones are proposed.
 const STEP: usize = 64;
 
+/// What makes the largest tensors smaller, on a device that has f16.
+const HALVED: &str = ": embedding and head that nothing trains take half as much with --precision fp16";
+
 /// Why a run is not begun.
 #[derive(Debug, thiserror::Error)]
 pub enum FitError {
     /// More than the setting allows.
     #[error(transparent)]
     TooLarge(#[from] TooLarge),
-    /// A tensor that the device has no room for in one piece, in GB, and what it allocates at a time.
-    #[error(
-        "a tensor of this model takes {0:.2} GB, and the device allocates {1:.2} GB at a time at most: embedding and head that nothing trains take half as much with --precision fp16"
-    )]
-    Tensor(f64, f64),
+    /// A tensor that the device has no room for in one piece, in GB, what it allocates at a time, and what would help there.
+    #[error("a tensor of this model takes {0:.2} GB, and the device allocates {1:.2} GB at a time at most{2}")]
+    Tensor(f64, f64, &'static str),
     /// The adapter.
     #[error(transparent)]
     Adapter(#[from] AdapterError),
@@ -52,6 +53,8 @@ pub struct Question<'a> {
     pub storage: Storage,
     /// Where it computes.
     pub place: Place,
+    /// Whether the device there has f16, as one that is not at hand is taken to have.
+    pub has_f16: bool,
     /// Tokens of the longest row, padding included.
     pub seq: usize,
 }
@@ -116,7 +119,8 @@ impl Question<'_> {
     /// One that does not; settings of an adapter that cannot be met.
     pub fn allocates(&self, most: Option<u64>) -> Result<(), FitError> {
         let (largest, most) = (self.footprint()?.largest, most.map_or(f64::INFINITY, |most| most as f64));
-        if largest > most { Err(FitError::Tensor(largest / 1e9, most / 1e9)) } else { Ok(()) }
+        let advice = if self.has_f16 { HALVED } else { "" };
+        if largest > most { Err(FitError::Tensor(largest / 1e9, most / 1e9, advice)) } else { Ok(()) }
     }
 
     /// Flags with which the run would fit into `bytes`, those first that change no number: layers run again and smaller batches, then a base in fewer
@@ -152,14 +156,17 @@ impl Question<'_> {
         })
     }
 
-    /// Ways to store the model that take less, the most faithful first; blocks are for what is frozen.
+    /// Ways to store the model there that take less, the most faithful first; blocks are for what is frozen.
     fn narrower(&self) -> impl Iterator<Item = (Option<BaseDtype>, Storage)> {
-        let half = if self.place == Place::Processor { BaseDtype::Bf16 } else { BaseDtype::F16 };
+        let half = match self.place {
+            Place::Processor => Some(BaseDtype::Bf16),
+            Place::Card => self.has_f16.then_some(BaseDtype::F16),
+        };
         let lora = self.config.method == Method::Lora && self.config.modules_to_save.is_empty();
         let map = [self.model.hidden_size, self.model.intermediate_size];
         let asked = |dtype: BaseDtype| Some((Some(dtype), Storage::asked(dtype)?));
         let less = move |(_, storage): &(Option<BaseDtype>, Storage)| lora && storage.bytes(map) < self.storage.bytes(map);
-        [half, BaseDtype::Int8, BaseDtype::Nf4].into_iter().filter_map(asked).filter(less)
+        half.into_iter().chain([BaseDtype::Int8, BaseDtype::Nf4]).filter_map(asked).filter(less)
     }
 
     /// The flags of a run that is planned as `footprint`, in batches of at most `rows`, where they are not its own.
@@ -213,7 +220,7 @@ impl SftConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::Base;
+    use crate::base::{Base, BaseError};
     use crate::bench::Size;
     use crate::model::CausalLm;
     use crate::model::weight::Weight;
@@ -222,7 +229,7 @@ mod tests {
     use half::f16;
 
     fn question(model: &ModelConfig, config: SftConfig) -> Question<'_> {
-        Question { model, config, storage: Storage::Half, place: Place::Processor, seq: 2048 }
+        Question { model, config, storage: Storage::Half, place: Place::Processor, has_f16: true, seq: 2048 }
     }
 
     #[test]
@@ -314,6 +321,9 @@ mod tests {
         gguf(fp16()).unwrap();
         let refused = gguf(SftConfig::default()).unwrap_err().to_string();
         assert!(refused.ends_with("take half as much with --precision fp16"), "{refused}");
+        let without = Question { storage: Storage::F32, place: Place::Card, has_f16: false, ..question(&shape, SftConfig::default()) };
+        let refused = without.allocates(vulkan).unwrap_err().to_string();
+        assert!(refused.ends_with("the device allocates 2.15 GB at a time at most"), "{refused}");
         for (storage, base_dtype) in [(Storage::Half, BaseDtype::F16), (Storage::Int8, BaseDtype::Int8), (Storage::Nf4, BaseDtype::Nf4)] {
             allocates(storage, SftConfig { base_dtype, ..fp16() }, vulkan).unwrap();
         }
@@ -321,6 +331,22 @@ mod tests {
         assert!(too_large(Storage::Nf4, SftConfig::default()), "rows beside blocks are f32 there");
         let trained = SftConfig { modules_to_save: vec!["embed_tokens".into()], ..fp16() };
         assert!(too_large(Storage::Half, trained), "trained in f32");
+    }
+
+    #[test]
+    fn a_card_without_f16_is_advised_blocks() {
+        let model = Size::named("1.5B").unwrap().shape();
+        let advised = |has_f16| -> Vec<String> {
+            let ask = Question { storage: Storage::F32, place: Place::Card, has_f16, ..question(&model, SftConfig::default()) };
+            (2..16).filter_map(|gb| ask.remedies(f64::from(gb) * 1e9).unwrap()).collect()
+        };
+        let (with, without) = (advised(true), advised(false));
+        let names = |advised: &[String], dtype: &str| advised.iter().any(|flags| flags.contains(dtype));
+        assert!(names(&with, "--base-dtype f16"), "{with:?}");
+        assert!(names(&without, "--base-dtype int8") && !names(&without, "f16"), "{without:?}");
+        let [f16, bf16] = [BaseDtype::F16, BaseDtype::Bf16].map(|dtype| BaseError::Dtype(dtype).to_string());
+        assert_eq!(f16, "base_dtype f16: this device has no such numbers");
+        assert_eq!(bf16, "base_dtype bf16: this device has no such numbers; auto keeps a frozen model's bf16 there, two to a word");
     }
 
     #[test]

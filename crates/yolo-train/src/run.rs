@@ -77,7 +77,7 @@ pub(crate) fn train(args: &TrainArgs, signals: &Signals) -> Result<(), Failure> 
     let mut run = session.open(resumed.as_deref(), &config.project, &config.name, config.exist_ok)?;
     let mut training = Training::new(data, config, &device.device, device.memory, run.dir().clone(), resumed.as_deref())?;
     training.header().iter().for_each(|line| say(line));
-    run.start(training.learner())?;
+    run.start(training.learner(), &device)?;
     run.record(&args.typed, SETTINGS, training.config(), &[&MADE[..], &JUDGED[..]].concat())?;
     let console = Console::new(training.config().imgsz);
     run.watch(training.learner(), &device, convolutions(&device), console);

@@ -276,14 +276,14 @@ mod tests {
         assert!(shorter.contains("--batch-size 1 --gradient-accumulation-steps 32 --base-dtype nf4 --max-seq-length "), "{shorter}");
         assert_eq!(question(&model, config.clone()).remedies(1e9).unwrap(), None, "less than the weights is never enough");
         // All of it is trained, in one batch: the sum of a window is as large as the gradients, and advised runs have it in their plan.
-        let whole = SftConfig { method: Method::Full, gradient_accumulation_steps: 1, memory_limit: Some(40.0), ..config.clone() };
+        let whole = SftConfig { method: Method::Full, batch_size: 32, gradient_accumulation_steps: 1, ..config.clone() };
         let ask = Question { storage: Storage::F32, ..question(&model, whole.clone()) };
         let fits = |flags: &str, bytes: f64| {
             let value =
                 |flag: &str, or| flags.split_once(flag).map_or(or, |(_, rest)| rest.split_whitespace().next().unwrap().parse().unwrap());
             let steps = value("--gradient-accumulation-steps ", 1);
             let config = SftConfig {
-                batch_size: value("--batch-size ", 4),
+                batch_size: value("--batch-size ", 32),
                 gradient_accumulation_steps: steps,
                 gradient_checkpointing,
                 ..whole.clone()
@@ -295,9 +295,9 @@ mod tests {
             );
             steps
         };
-        let advised = (20..120).step_by(2).filter_map(|gb| Some((f64::from(gb) * 1e9, ask.remedies(f64::from(gb) * 1e9).unwrap()?)));
+        let advised = (90..180).step_by(2).filter_map(|gb| Some((f64::from(gb) * 1e9, ask.remedies(f64::from(gb) * 1e9).unwrap()?)));
         let steps: Vec<usize> = advised.map(|(bytes, flags)| fits(&flags, bytes)).collect();
-        assert!(steps.contains(&4) && steps.contains(&1), "{steps:?}");
+        assert!(steps.iter().any(|&steps| steps > 1) && steps.contains(&1), "{steps:?}");
         // What is trained whole is in no blocks.
         let saved = SftConfig { modules_to_save: vec!["norm".into()], ..config };
         let shorter = question(&model, saved).remedies(4.6e9).unwrap().unwrap();

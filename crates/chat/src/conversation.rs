@@ -98,3 +98,19 @@ pub enum Example {
         trained: Vec<bool>,
     },
 }
+
+impl Example {
+    /// Bytes that it takes in memory, about.
+    pub fn bytes(&self) -> usize {
+        match self {
+            Example::Chat(conversation) => {
+                let said = |message: &Message| message.content.len() + message.reasoning.as_ref().map_or(0, String::len);
+                conversation.messages.iter().map(said).sum()
+            }
+            Example::Prompt { prompt, completion } => prompt.len() + completion.len(),
+            Example::Text(text) => text.len(),
+            Example::Pair { chosen, rejected } => chosen.bytes() + rejected.bytes(),
+            Example::Tokens { ids, trained } => size_of_val(ids.as_slice()) + trained.len(),
+        }
+    }
+}

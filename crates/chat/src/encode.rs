@@ -334,6 +334,7 @@ fn why_none(example: &Example, options: &EncodeOptions) -> String {
         Example::Chat(_) => "the messages that would be are marked as not to be trained, or a part of the prompt".into(),
         Example::Prompt { .. } | Example::Pair { .. } => "the completion is empty".into(),
         Example::Text(_) => "the text is empty".into(),
+        Example::Tokens { ids, .. } if ids.len() < 2 => "one token alone has nothing before it to be predicted from".into(),
         Example::Tokens { .. } => "every label but the first is -100".into(),
     }
 }

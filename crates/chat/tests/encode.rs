@@ -189,7 +189,8 @@ fn nothing_to_learn_is_an_error() {
     let fault = |example: Example| encode(&example, &bytes(), &Template::Qwen25, &EncodeOptions::default()).unwrap_err().to_string();
     let question = Conversation { messages: vec![Message::new(Role::User, "q")], tools: vec![] };
     assert!(fault(Example::Chat(question)).contains("no message of the assistant"));
-    assert!(fault(Example::Tokens { ids: vec![1, 2], trained: vec![true, false] }).contains("none of the 2 tokens"));
+    assert!(fault(Example::Tokens { ids: vec![1, 2], trained: vec![true, false] }).contains("every label but the first is -100"));
+    assert!(fault(Example::Tokens { ids: vec![5], trained: vec![true] }).contains("one token alone has nothing before it"));
     assert!(fault(Example::Tokens { ids: vec![1, 999], trained: vec![true, true] }).contains("`input_ids[1]` is 999"));
     let mut unlearnt = agent();
     unlearnt.messages.iter_mut().for_each(|message| message.train = Some(false));

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bellows_exit::{Coded, Exit};
-use bellows_runs::{Beat, RunDir, began, find_latest_run, is_alive, is_suspended, read_beat, run_of};
+use bellows_runs::{Beat, RunDir, STEP, began, find_latest_run, is_alive, is_suspended, read_beat, run_of};
 use clap::{Arg, ArgMatches, Command};
 use serde_json::{Value, json};
 
@@ -20,8 +20,10 @@ use crate::{Failure, Usage, option, rate, reader_has_gone, say, switch, text};
 const LOOK: Duration = Duration::from_secs(2);
 /// Between two lines of it about the same batch of the same epoch.
 const LINE_EVERY: Duration = Duration::from_secs(30);
-/// The end of a log that is looked at.
-const TAIL: u64 = 1 << 16;
+/// A log is read backwards in blocks of so many bytes,
+const BLOCK: u64 = 1 << 16;
+/// and no further back than this, some 300,000 steps of a language model.
+const FURTHEST: u64 = 1 << 26;
 /// Events that are shown.
 const EVENTS: usize = 5;
 
@@ -268,14 +270,13 @@ fn is_supervised(beat: &Beat, run: &RunDir) -> bool {
 fn events(run: &RunDir) -> Vec<String> {
     let of = |event: &Value| {
         let text = |key: &str| event.get(key).and_then(Value::as_str);
-        let kind = text("event").filter(|kind| *kind != "step")?;
+        let kind = text("event")?;
         let what = ["message", "reason", "what"].into_iter().find_map(text).map_or(String::new(), |what| format!(": {what}"));
         let place = event.get("epoch").map_or(String::new(), |epoch| format!(" (epoch {epoch}, batch {})", event["batch"]));
         Some(format!("  {kind}{place}{what}"))
     };
     let section = |heading: &str, path: PathBuf| {
         let mut lines: Vec<String> = tail(&path).iter().filter_map(of).collect();
-        lines.drain(..lines.len().saturating_sub(EVENTS));
         if !lines.is_empty() {
             lines.insert(0, heading.into());
         }
@@ -284,19 +285,33 @@ fn events(run: &RunDir) -> Vec<String> {
     [section("last events:", run.events()), section("supervisor:", run.supervision())].concat()
 }
 
-/// The objects of the last lines of a log.
+/// The objects of the last [`EVENTS`] lines of a log that are no steps, of which many thousands may follow them.
 fn tail(path: &Path) -> Vec<Value> {
-    let read = || {
-        // Looked at before opening: opening a pipe would block for ever.
-        let mut file = path.is_file().then(|| File::open(path).ok())??;
-        let from = file.metadata().ok()?.len().saturating_sub(TAIL);
-        file.seek(SeekFrom::Start(from)).ok()?;
-        let mut bytes = Vec::new();
-        file.take(TAIL).read_to_end(&mut bytes).ok()?;
-        Some(String::from_utf8_lossy(&bytes).into_owned())
-    };
-    // A line that is cut at the front is no object.
-    read().unwrap_or_default().lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+    // Looked at before opening: opening a pipe would block for ever.
+    if path.is_file() { read_back(path).unwrap_or_default() } else { Vec::new() }
+}
+
+fn read_back(path: &Path) -> io::Result<Vec<Value>> {
+    let mut file = File::open(path)?;
+    let end = file.metadata()?.len();
+    let (mut found, mut cut, mut from) = (Vec::new(), Vec::new(), end);
+    while found.len() < EVENTS && from > 0 && end - from < FURTHEST {
+        let len = from.min(BLOCK);
+        from -= len;
+        file.seek(SeekFrom::Start(from))?;
+        let mut bytes = vec![0; len as usize];
+        file.read_exact(&mut bytes)?;
+        bytes.append(&mut cut);
+        // The first line may have begun in the block before.
+        let whole = if from == 0 { 0 } else { bytes.iter().position(|&byte| byte == b'\n').map_or(bytes.len(), |at| at + 1) };
+        let lines = bytes[whole..].split(|&byte| byte == b'\n').rev().filter(|line| !line.starts_with(STEP));
+        let wanted = EVENTS - found.len();
+        found.extend(lines.filter_map(|line| serde_json::from_slice::<Value>(line).ok()).take(wanted));
+        bytes.truncate(whole);
+        cut = bytes;
+    }
+    found.reverse();
+    Ok(found)
 }
 
 /// A line when something has changed from what was `said`, until no process has the run or nobody reads any more.
@@ -417,9 +432,16 @@ mod tests {
         let run = RunDir::create(dir.path(), "train", false).unwrap();
         assert!(events(&run).is_empty());
         let steps: String = (0..5000).map(|i| format!("{}\n", json!({ "event": "step", "epoch": 1, "batch": i }))).collect();
-        let own = "{\"event\":\"oom\",\"epoch\":1,\"batch\":7,\"reason\":\"no memory\"}\n{\"event\":\"chec";
-        std::fs::write(run.events(), steps + own).unwrap();
+        let own = "{\"event\":\"oom\",\"epoch\":1,\"batch\":7,\"reason\":\"no memory\"}\n";
+        std::fs::write(run.events(), format!("{own}{steps}{{\"event\":\"chec")).unwrap();
         std::fs::write(run.supervision(), "{\"time\":1,\"event\":\"restart\",\"what\":\"it hung\"}\n").unwrap();
         assert_eq!(events(&run), ["last events:", "  oom (epoch 1, batch 7): no memory", "supervisor:", "  restart: it hung"]);
+        // Five at most, of whatever length.
+        let long = "x".repeat(2 * BLOCK as usize);
+        let told: String =
+            (0..6).map(|i| format!("{}\n", json!({ "event": "warning", "epoch": 1, "batch": i, "message": long }))).collect();
+        std::fs::write(run.events(), format!("{own}{told}{steps}")).unwrap();
+        let last = (1..6).map(|i| format!("  warning (epoch 1, batch {i}): {long}"));
+        assert!(events(&run).into_iter().skip(1).take(6).eq(last.chain(["supervisor:".to_string()])));
     }
 }

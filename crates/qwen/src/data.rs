@@ -10,6 +10,7 @@ use bellows_chat::{
 };
 use bellows_learner::Rng;
 use bellows_runs::StoreError;
+use rayon::prelude::*;
 
 use crate::config::SftConfig;
 use crate::examples::{Collector, Examples};
@@ -17,6 +18,10 @@ use crate::preference::Objective;
 
 /// Rows that cannot be used are listed up to this many.
 pub const LISTED: usize = 20;
+/// So many rows are encoded at a time, on all cores,
+const PIECE: usize = 1024;
+/// and fewer where they are long, for all of them are in memory.
+const PIECE_BYTES: usize = 16 << 20;
 
 /// Examples ready to train on.
 #[derive(Debug, Default)]
@@ -72,9 +77,26 @@ impl Encoding<'_> {
         encode(example, self.tokenizer, self.template, self.options)
     }
 
-    /// Row `i` of a data set; an error has its file and line.
-    fn row(self, set: &Dataset, i: usize) -> Result<Outcome, ChatError> {
-        self.of(&set.get(i)?).map_err(|e| e.on_line(set.path(), set.line(i)))
+    /// The rows of a data set, in their order; an error has its file and line. They are read one after another, for a set may hold a group of them at a time.
+    fn rows(self, set: &Dataset) -> impl Iterator<Item = Result<Outcome, ChatError>> {
+        let (len, mut next) = (set.len(), 0);
+        let piece = move || {
+            let (mut rows, mut bytes) = (Vec::new(), 0);
+            while next < len && rows.len() < PIECE && bytes < PIECE_BYTES {
+                let row = set.get(next);
+                bytes += row.as_ref().map_or(0, Example::bytes);
+                rows.push((next, row));
+                next += 1;
+            }
+            (!rows.is_empty()).then_some(rows)
+        };
+        std::iter::from_fn(piece).flat_map(move |rows| {
+            let encoded: Vec<_> = rows.into_par_iter().map(|(i, row)| (i, row.map(|example| self.of(&example)))).collect();
+            let told = move |(i, row): (usize, Result<Result<Outcome, Fault>, ChatError>)| {
+                row.and_then(|outcome| outcome.map_err(|fault| fault.on_line(set.path(), set.line(i))))
+            };
+            encoded.into_iter().map(told)
+        })
     }
 }
 
@@ -96,9 +118,9 @@ impl Reading<'_> {
     fn rows(&mut self, sets: &[Dataset], learnt: bool, read: &mut dyn FnMut()) -> Result<Vec<Row>, ChatError> {
         let mut rows = Vec::new();
         for set in sets {
-            for i in 0..set.len() {
+            for row in self.encoding.rows(set) {
                 read();
-                let Some(outcome) = self.left.usable(self.encoding.row(set, i), self.config)? else { continue };
+                let Some(outcome) = self.left.usable(row, self.config)? else { continue };
                 let kept = self.left.kept(outcome);
                 if learnt && self.config.deduplicate && !kept.is_empty() && !self.said.insert(digest(&kept)) {
                     self.left.duplicates += 1;
@@ -171,7 +193,7 @@ impl SftData {
         let mut faults = Vec::new();
         for path in paths {
             for set in Splits::open(path, &config.reading())?.all() {
-                let wrong = (0..set.len()).filter_map(|i| encoding.row(set, i).err());
+                let wrong = encoding.rows(set).filter_map(Result::err);
                 faults.extend(wrong.take(limit - faults.len()));
                 set.forget();
             }

@@ -80,6 +80,21 @@ fn rows_that_cannot_be_used_are_counted_listed_and_too_many_stop() {
     assert!(data.summary(Objective::Sft)[2].contains("c.csv:2: CSV: 1 cells; the header has 2"), "{:?}", data.summary(Objective::Sft));
 }
 
+/// They are encoded in pieces, on all cores.
+#[test]
+fn rows_keep_their_order_and_the_first_that_is_wrong_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = |rows: &mut dyn Iterator<Item = String>| {
+        open(&SftConfig { data: vec![write(dir.path(), "a.jsonl", rows)], ..SftConfig::default() })
+    };
+    let texts: Vec<String> = (0..2500).map(|i| i.to_string()).collect();
+    assert_eq!(said(&open(&mut texts.iter().map(text)).unwrap().train), texts);
+    // The first can be read and not be encoded, the second not even be read.
+    let wrong = ["{\"input_ids\": [5]}", "{"].map(String::from);
+    let error = open(&mut texts[..2000].iter().map(text).chain(wrong)).unwrap_err().to_string();
+    assert!(error.contains("a.jsonl:2001: none of the 1 tokens is trained"), "{error}");
+}
+
 #[test]
 fn a_row_that_says_what_an_earlier_one_said_is_left_out_on_request() {
     let dir = tempfile::tempdir().unwrap();

@@ -34,8 +34,9 @@ const UNWRITTEN: &str = "unwritten";
 const KEPT: &str = "unwritten-";
 /// Most bytes of a header of `results.csv`.
 const LONGEST_HEADER: usize = 1 << 16;
-/// How the line of a step begins in `events.jsonl`, and among how many bytes the first one is.
-const STEP: &[u8] = b"{\"event\":\"step\",";
+/// How the line of a step begins in `events.jsonl`.
+pub const STEP: &[u8] = b"{\"event\":\"step\",";
+/// Among how many bytes of it the first one is.
 const FIRST_EVENTS: usize = 1 << 20;
 
 /// The logs, checkpoints and files of one run. Needs the run lock.

@@ -28,7 +28,7 @@ pub use bounded::{PathError, read_bounded};
 pub use checkpoints::{Checkpoint, Checkpoints, Latest, LoadError, SaveError, SetAside};
 pub use folder::cache_dir;
 pub use heartbeat::{Beat, End, Heartbeat, read_beat};
-pub use journal::{Again, Journal, Retention, Unwritten};
+pub use journal::{Again, Journal, Retention, STEP, Unwritten};
 pub use lock::{LockError, RunLock};
 pub use manifest::{FORMAT, MANIFEST, Member, MemberNameError};
 pub use nowhere::Nowhere;

@@ -268,6 +268,9 @@ pub fn validate(model: &Fused, set: &ValSet, config: &TrainConfig, context: &mut
     let clock = Instant::now();
     let (mut sums, mut judged, mut unreadable) = ([0.0; 3], 0, Vec::new());
     for batch in context.shared.merge(seen)? {
+        if (context.interrupted)() {
+            return Err(Box::new(Interrupted));
+        }
         unreadable.extend(batch.unreadable);
         judged += u32::from(batch.losses.is_some());
         sums.iter_mut().zip(batch.losses.unwrap_or_default()).for_each(|(sum, item)| *sum += f64::from(item));

@@ -147,6 +147,35 @@ fn evaluator_equals_the_peer_on_every_set() {
     }
 }
 
+#[test]
+fn classes_that_occur_nowhere_and_those_that_are_unknown_change_nothing() {
+    for seed in (0..200).step_by(7) {
+        let (nc, mut images) = draw(seed);
+        let evaluated = |nc: usize, images: &[Image]| {
+            let (mut own, mut coco) = (Evaluator::new(nc), CocoEvaluator::new(nc));
+            for (truths, detections) in images {
+                own.add_image(detections, truths);
+                coco.add_image(detections, truths);
+            }
+            (own.metrics(), coco.metrics(), coco.class_metrics())
+        };
+        let (own, coco, of_classes) = evaluated(nc, &images);
+        for (truths, detections) in &mut images {
+            truths.iter_mut().for_each(|t| t.class = t.class * 250 + 9);
+            detections.iter_mut().for_each(|d| d.class = d.class * 250 + 9);
+            let unknown = GroundTruth { class: 1000, xyxy: [0.0, 0.0, 9.0, 9.0] };
+            detections.push(Detection { xyxy: unknown.xyxy, score: 0.5, class: 1000 });
+            truths.push(unknown);
+        }
+        let (mut spread, spread_coco, spread_classes) = evaluated(1000, &images);
+        assert_eq!(coco, spread_coco, "set {seed}");
+        assert!((0..nc).all(|class| of_classes[class] == spread_classes[class * 250 + 9]), "set {seed}");
+        spread.per_class.iter_mut().for_each(|of| of.class /= 250);
+        spread.curves.classes.iter_mut().for_each(|class| *class /= 250);
+        assert_eq!(own, spread, "set {seed}");
+    }
+}
+
 /// The sets would prove little if the two definitions agreed on them.
 #[test]
 fn the_definitions_do_differ() {

@@ -244,6 +244,20 @@ fn a_confusion_matrix_of_many_classes_stays_small() {
 }
 
 #[test]
+fn more_classes_than_a_confusion_matrix_has_room_for_share_cells() {
+    let mut matrix = ConfusionMatrix::new(1501, 0.25, 0.45);
+    matrix.add_image(&[], &[GroundTruth { class: 3, xyxy: [0.0, 0.0, 9.0, 9.0] }]);
+    for normalized in [false, true] {
+        let path = out("confusion_matrix_1501.png");
+        save(&path, |path| confusion_matrix(&matrix, &many_names(1501), normalized, path));
+        check(&path, (100 + 2 * 751 + 190, 90 + 2 * 751 + 110), 50);
+        let image = image::open(&path).unwrap().to_rgb8();
+        // Missed: the second cell of the last row.
+        assert_eq!((image.get_pixel(102, 1590).0, image.get_pixel(106, 1590).0), ([8, 40, 110], [255; 3]));
+    }
+}
+
+#[test]
 fn image_grids() {
     check(&grid("train_batch0.jpg", 16, 3, (640, 640), true), (1920, 1920), 1000);
     check(&grid("val_batch0_labels.jpg", 16, 1, (160, 160), true), (1920, 1920), 500);

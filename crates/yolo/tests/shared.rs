@@ -1,13 +1,13 @@
 //! A validation that ranks share has the numbers of one process, to the last bit; and gradients that are sent to other ranks early are whole.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::thread;
 
 use bellows_kernels::listen;
-use bellows_learner::{EvalContext, Layout, Rng, Role, Shared};
+use bellows_learner::{EvalContext, Interrupted, Layout, Rng, Role, Shared, TaskError};
 use bellows_ranks::{Exchange, threads};
 use bellows_yolo::boxes::{Detection, Label};
 use bellows_yolo::config::{BatchSize, TrainConfig};
@@ -37,19 +37,28 @@ fn set(labels: &[Vec<Label>]) -> ValSet {
 }
 
 fn judge(set: &ValSet, others: Option<&dyn Exchange>) -> Validation {
+    judge_until(set, others, &|| false, &mut |done, total| assert!(done <= total)).unwrap()
+}
+
+fn judge_until(
+    set: &ValSet,
+    others: Option<&dyn Exchange>,
+    interrupted: &dyn Fn() -> bool,
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<Validation, TaskError> {
     let device = Device::flex();
     let config = TrainConfig { imgsz: 192, batch: BatchSize::Images(1), conf: 1e-7, ..TrainConfig::default() };
     let model = YoloConfig::new(2).init(3, &device).fuse(&device);
     let shared = Shared::among(others);
-    let mut context = EvalContext {
-        device: &device,
-        workers: 0,
-        epoch: 0,
-        progress: &mut |done, total| assert!(done <= total),
-        interrupted: &|| false,
-        shared: &shared,
-    };
-    validate(&model, set, &config, &mut context).unwrap()
+    let mut context = EvalContext { device: &device, workers: 0, epoch: 0, progress, interrupted, shared: &shared };
+    validate(&model, set, &config, &mut context)
+}
+
+#[test]
+fn a_validation_can_be_ended_when_all_images_have_been_seen() {
+    let seen = Cell::new(false);
+    let judged = judge_until(&set(&vec![Vec::new(); 3]), None, &|| seen.get(), &mut |done, total| seen.set(done == total));
+    assert!(judged.is_err_and(|error| error.is::<Interrupted>()));
 }
 
 #[test]

@@ -311,7 +311,7 @@ fn tokens(row: &Map<String, Value>) -> Result<Example, Fault> {
         }
     }
     if ids.is_empty() {
-        return Err(Fault::Value { key: "input_ids".into(), found: "empty".into(), expected: "at least one token" });
+        return Err(Fault::Value { key: "input_ids".into(), found: "empty".into(), expected: "at least two tokens" });
     }
     Ok(Example::Tokens { ids, trained })
 }

@@ -128,7 +128,7 @@ impl Listing {
 ///
 /// # Errors
 /// [`DataError::Missing`] when a source does not exist, [`DataError::Outside`] when one leads out of the root, or label files do by its name;
-/// [`DataError::Invalid`] when two COCO files have unlike boxes of one image.
+/// [`DataError::Invalid`] when two COCO files have unlike boxes of one image; [`DataError::NoImages`] when all are held out.
 pub(crate) fn images(config: &DataConfig, split: Split, cache_dir: Option<&Path>) -> Result<Listing, DataError> {
     let mut listing = Listing::default();
     for source in config.sources(split) {
@@ -156,8 +156,12 @@ pub(crate) fn images(config: &DataConfig, split: Split, cache_dir: Option<&Path>
     if listing.packed.is_none() {
         sort(&mut listing)?;
     }
-    if config.hold_out && split != Split::Test {
+    if config.hold_out && split != Split::Test && !listing.entries.is_empty() {
         hold_out(config, split, &mut listing.entries);
+        if listing.entries.is_empty() {
+            let reason = "the images of `train` are all held out for validation: name a `val`, or add images".into();
+            return Err(DataError::NoImages { path: config.root.clone(), reason });
+        }
     }
     Ok(listing)
 }

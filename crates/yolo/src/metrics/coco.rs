@@ -90,11 +90,16 @@ impl CocoEvaluator {
     pub fn add_image_with_areas(&mut self, detections: &[Detection], truths: &[GroundTruth], own: impl Fn(usize) -> Option<f64>) {
         let image = self.images;
         self.images += 1;
-        for (class, record) in self.classes.iter_mut().enumerate() {
-            let of_class = truths.iter().enumerate().filter(|(_, t)| t.class as usize == class);
+        // Of a class that is not here there is nothing to record.
+        let mut here: Vec<u32> = detections.iter().map(|d| d.class).chain(truths.iter().map(|t| t.class)).collect();
+        here.sort_unstable();
+        here.dedup();
+        for class in here {
+            let Some(record) = self.classes.get_mut(class as usize) else { continue };
+            let of_class = truths.iter().enumerate().filter(|(_, t)| t.class == class);
             let (truths, areas): (Vec<[f32; 4]>, Vec<f64>) =
                 of_class.map(|(i, t)| (t.xyxy, own(i).unwrap_or_else(|| area(&t.xyxy)))).unzip();
-            let mut ranked: Vec<Detection> = detections.iter().filter(|d| d.class as usize == class).copied().collect();
+            let mut ranked: Vec<Detection> = detections.iter().filter(|d| d.class == class).copied().collect();
             ranked.sort_by(|a, b| b.score.total_cmp(&a.score));
             ranked.truncate(MAX_DET);
             let overlaps: Vec<Vec<f64>> = ranked.iter().map(|d| truths.iter().map(|t| iou(&d.xyxy, t)).collect()).collect();

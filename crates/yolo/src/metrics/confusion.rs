@@ -61,12 +61,13 @@ impl ConfusionMatrix {
         }
     }
 
-    /// Each column divided by its sum, row-major `[nc + 1, nc + 1]`: of the objects of a class, the share that became what. An empty
-    /// column stays 0.
-    pub fn normalized(&self) -> Vec<f64> {
-        let n = self.nc + 1;
-        let sums: Vec<u64> = (0..n).map(|column| (0..n).map(|row| self.get(row, column)).sum()).collect();
-        self.counts.iter().enumerate().map(|(i, &count)| count as f64 / sums[i % n].max(1) as f64).collect()
+    /// Of the objects of a class, the share that became what: [`ConfusionMatrix::get`] divided by the sum of its column. An empty column stays 0.
+    pub fn shares(&self) -> impl Fn(usize, usize) -> f64 {
+        let mut sums = vec![0u64; self.nc + 1];
+        for row in self.counts.chunks(self.nc + 1) {
+            sums.iter_mut().zip(row).for_each(|(sum, &count)| *sum += count);
+        }
+        move |predicted, truth| self.get(predicted, truth) as f64 / sums[truth].max(1) as f64
     }
 
     fn count(&mut self, predicted: usize, truth: usize) {
@@ -100,11 +101,15 @@ mod tests {
         m.add_image(&[det(A, 0.9, 0)], &[]);
         let table: Vec<Vec<u64>> = (0..3).map(|p| (0..3).map(|t| m.get(p, t)).collect()).collect();
         assert_eq!(table, [[1, 1, 1], [0, 0, 1], [0, 1, 0]]);
-        assert_eq!(m.normalized(), [1.0, 0.5, 0.5, 0.0, 0.0, 0.5, 0.0, 0.5, 0.0]);
+        let shares = m.shares();
+        let table: Vec<f64> = (0..9).map(|i| shares(i / 3, i % 3)).collect();
+        assert_eq!(table, [1.0, 0.5, 0.5, 0.0, 0.0, 0.5, 0.0, 0.5, 0.0]);
     }
 
     #[test]
     fn empty_columns_stay_zero() {
-        assert!(ConfusionMatrix::new(3, 0.25, 0.45).normalized().iter().all(|&v| v == 0.0));
+        let m = ConfusionMatrix::new(3, 0.25, 0.45);
+        let shares = m.shares();
+        assert!((0..16).all(|i| shares(i / 4, i % 4) == 0.0));
     }
 }

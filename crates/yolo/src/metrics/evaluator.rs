@@ -142,10 +142,13 @@ impl Evaluator {
                 record.detections.push(Scored { score: detection.score, hits });
             }
         }
-        for (class, record) in self.classes.iter_mut().enumerate() {
-            let here = truths.iter().filter(|t| t.class as usize == class).count();
-            record.instances += here;
-            record.images += usize::from(here > 0);
+        let mut classes: Vec<u32> = truths.iter().map(|t| t.class).collect();
+        classes.sort_unstable();
+        for here in classes.chunk_by(|a, b| a == b) {
+            if let Some(record) = self.classes.get_mut(here[0] as usize) {
+                record.instances += here.len();
+                record.images += 1;
+            }
         }
     }
 

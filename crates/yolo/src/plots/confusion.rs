@@ -10,18 +10,30 @@ const SIZE: f64 = 28.0;
 const ANNOTATED: usize = 31;
 /// Above so many rows the cells are small and without names: a picture of 1,203 classes with legible ones takes 5 GB to draw.
 const NAMED: usize = 150;
+/// Above so many rows neighbouring classes share a cell: the memory of a picture grows with the square of its cells.
+const MOST: usize = 1500;
 /// Longest name beside an axis, in pixels.
 const NAME: f64 = 260.0;
 
 /// Draws the table; the picture grows with the number of classes (about 1300 px square for four).
 ///
-/// Normalised columns say what became of each true class. Cells below .005 are left blank, as are counts of 0.
+/// Normalised columns say what became of each true class. Cells below .005 are left blank, as are counts of 0. A cell of several classes has the largest
+/// of their values.
 ///
 /// # Errors
 /// When the picture cannot be written.
 pub fn confusion_matrix(matrix: &ConfusionMatrix, names: &[String], normalized: bool, path: &Path) -> Result<Vec<u8>, PlotError> {
-    let n = matrix.nc() + 1;
-    let values = if normalized { matrix.normalized() } else { (0..n * n).map(|i| matrix.get(i / n, i % n) as f64).collect() };
+    let classes = matrix.nc() + 1;
+    let a_cell = classes.div_ceil(MOST);
+    let n = classes.div_ceil(a_cell);
+    let shares = matrix.shares();
+    let value = |row, column| if normalized { shares(row, column) } else { matrix.get(row, column) as f64 };
+    let of = |cell: usize| cell * a_cell..((cell + 1) * a_cell).min(classes);
+    let largest = |i: usize| {
+        let block = of(i / n).flat_map(|row| of(i % n).map(move |column| (row, column)));
+        block.map(|(row, column)| value(row, column)).fold(0.0, f64::max)
+    };
+    let values: Vec<f64> = (0..n * n).map(largest).collect();
     let shown = |v: f64| match normalized {
         true if v < 0.005 => String::new(),
         true => format!("{v:.2}"),
@@ -45,12 +57,14 @@ pub fn confusion_matrix(matrix: &ConfusionMatrix, names: &[String], normalized: 
     let (width, height) = ((left + side + 190.0) as u32, (top + side + below) as u32);
     let mut canvas = Canvas::paper(width.max(700), height);
     let title = if normalized { "Confusion matrix, normalised by true class" } else { "Confusion matrix" };
-    canvas.text(title, (left + side / 2.0, 45.0), Style::new(SIZE, Align::Middle));
+    let several = if a_cell > 1 { format!(" ({a_cell} classes a cell)") } else { String::new() };
+    canvas.text(&format!("{title}{several}"), (left + side / 2.0, 45.0), Style::new(SIZE, Align::Middle));
 
     let most = if normalized { 1.0 } else { values.iter().copied().fold(1.0, f64::max) };
-    let longest = values.iter().map(|&v| ruler.text_width(&shown(v), 100.0)).fold(1.0, f64::max);
+    let longest = values.iter().filter(|_| n <= ANNOTATED).map(|&v| ruler.text_width(&shown(v), 100.0)).fold(1.0, f64::max);
     let value_size = (cell * 0.84 / longest * 100.0).min(cell * 0.42).min(34.0);
-    for (i, &value) in values.iter().enumerate() {
+    // Paper is white, as a cell of nothing is.
+    for (i, &value) in values.iter().enumerate().filter(|(_, value)| **value > 0.0) {
         let (x, y) = (left + (i % n) as f64 * cell, top + (i / n) as f64 * cell);
         let color = heat(value / most);
         canvas.rect((x, y), (x + cell, y + cell), color, FILL);

@@ -247,6 +247,18 @@ fn a_path_of_windows_is_known_as_one() {
 }
 
 #[test]
+fn a_single_image_is_held_out_and_nothing_is_left() {
+    let mut set = Set::new(1);
+    set.config.hold_out = true;
+    assert_eq!(scan(&set.config, Split::Val, &set.options, &|_, _| {}).unwrap().len(), 1);
+    let error = set.scan().unwrap_err().to_string();
+    assert!(error.contains("all held out for validation: name a `val`"), "{error}");
+    std::fs::remove_file(set.file("images/000.jpg")).unwrap();
+    let error = set.scan().unwrap_err().to_string();
+    assert!(error.contains("`train` names no image file"), "{error}");
+}
+
+#[test]
 fn progress_reaches_the_end() {
     let set = Set::new(9);
     let calls = AtomicU64::new(0);

@@ -19,9 +19,12 @@ const CONFIG: &str = "config.yaml";
 /// # Errors
 /// A file that cannot be read or is no YAML, as [`Usage`].
 pub fn yaml_layer(path: &Path) -> Result<Layer, Failure> {
+    yaml_text(&path.display().to_string(), &text_of(path)?)
+}
+
+fn text_of(path: &Path) -> Result<String, Usage> {
     let bytes = read_bounded(path, LONGEST).map_err(|e| Usage(e.to_string()))?;
-    let text = String::from_utf8(bytes).map_err(|e| Usage(format!("{}: {e}", path.display())))?;
-    yaml_text(&path.display().to_string(), &text)
+    String::from_utf8(bytes).map_err(|e| Usage(format!("{}: {e}", path.display())))
 }
 
 /// Settings from YAML text that an error calls `origin`.
@@ -146,6 +149,29 @@ pub(crate) fn record_settings(dir: &Path, command: &str, table: &[Setting], conf
     Ok(())
 }
 
+/// Where a run's files may come to lie while it is not trained.
+const PLACES: [&str; 3] = ["data", "model", "adapter"];
+
+/// Has `config.yaml` of a run that goes on say where its data, model and adapter lie now: whoever resumes it next need not say so again. All else of it stays
+/// as it was begun.
+///
+/// # Errors
+/// When the file cannot be read or written.
+pub(crate) fn record_places(dir: &Path, config: &impl Serialize) -> Result<(), Failure> {
+    let (path, values) = (dir.join(CONFIG), serde_json::to_value(config).context(Exit::Failed, CONFIG)?);
+    let before = text_of(&path)?;
+    let now = |line: &str| {
+        let (key, value) = line.split_once(": ")?;
+        let now = values.get(key).filter(|_| PLACES.contains(&key) && !value.trim().is_empty())?;
+        Some(format!("{key}: {now}"))
+    };
+    let after: String = before.lines().map(|line| now(line).unwrap_or_else(|| line.into()) + "\n").collect();
+    if after != before {
+        write_atomic(&path, after.as_bytes())?;
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs;
@@ -174,6 +200,21 @@ mod tests {
             all.insert(key.replace('-', "_"), value.as_f64().map_or_else(|| value.clone(), Value::from));
         }
         Some(all.into())
+    }
+
+    #[test]
+    fn where_things_lie_now_is_written_and_nothing_else() {
+        let begun = "data: [\"a.jsonl\"]\nmodel: tiny\nadapter: null\nseed: 7\n";
+        let run = run(begun);
+        let text = || fs::read_to_string(run.path().join(CONFIG)).unwrap();
+        record_places(run.path(), &json!({ "data": ["b/a.jsonl"], "model": "tiny", "adapter": null, "seed": 8 })).unwrap();
+        let moved = begun.replace("a.jsonl", "b/a.jsonl").replace("tiny", "\"tiny\"");
+        assert_eq!(text(), format!("command: yolo-train\n{moved}"));
+        // By hand, over several lines: it stays as it is.
+        let by_hand = "command: yolo-train\ndata:\n  - c.jsonl\n";
+        fs::write(run.path().join(CONFIG), by_hand).unwrap();
+        record_places(run.path(), &json!({ "data": ["b/a.jsonl"] })).unwrap();
+        assert_eq!(text(), by_hand);
     }
 
     fn values(resumed: &Resumed) -> Vec<Value> {

@@ -22,7 +22,7 @@ use serde_json::{Map, Value, json};
 
 use crate::background::{self, keep_words, leave_terminal, own_words};
 use crate::device::{share_card, threads};
-use crate::layers::record_settings;
+use crate::layers::{record_places, record_settings};
 use crate::orders;
 use crate::output;
 use crate::pulse::{self, Watch};
@@ -281,15 +281,18 @@ impl Run {
         Ok(())
     }
 
-    /// Writes `config.yaml` of a new run: the settings of `table` and the command line as typed. Checkpoints of a run that lay in its directory
+    /// Writes `config.yaml` of a new run, and of one that goes on where its files lie now: the settings of `table` and the command line as typed. Checkpoints of a run that lay in its directory
     /// are set aside before, for these are not the settings they were made with; so are its weights and what else a run of this program has `made`, by
     /// names in which a `*` stands for anything: what this one does not write would be taken for its own.
     ///
     /// # Errors
     /// When those cannot be set aside, or it cannot be written.
     pub fn record(&self, typed: &[String], table: &[Setting], config: &impl Serialize, made: &[&str]) -> Result<(), Failure> {
-        if self.resumed || !self.is_first() {
+        if !self.is_first() {
             return Ok(());
+        }
+        if self.resumed {
+            return record_places(self.path(), config);
         }
         let journal = Journal::open(self.dir.clone())?;
         // One that ended before its first checkpoint has made nothing, and begins anew beside what was set aside then.

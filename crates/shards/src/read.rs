@@ -135,9 +135,9 @@ impl Shards {
         self.index.members(&self.index.samples[i]).iter().map(|member| self.index.kinds[member.kind as usize].as_str())
     }
 
-    /// The CRC-32C of its file of a kind, if it has one.
-    pub fn checksum(&self, i: usize, kind: &str) -> Option<u32> {
-        self.member(&self.index.samples[i], kind).map(|member| member.crc)
+    /// What the index has of its file of a kind, if it has one: the byte of its header, size, CRC-32C.
+    pub fn indexed(&self, i: usize, kind: &str) -> Option<[u64; 3]> {
+        self.member(&self.index.samples[i], kind).map(|member| [member.at, member.size.into(), member.crc.into()])
     }
 
     fn member(&self, sample: &Sample, kind: &str) -> Option<Member> {

@@ -92,8 +92,8 @@ fn what_was_written_is_read_here_and_by_others() {
     assert!((shards.len(), shards.faults().len()) == (9, 0) && lost(&shards).is_empty());
     assert_eq!((shards.shard(3), shards.shard(4), shards.shard(8)), (0, 1, 2));
     assert_eq!(shards.kinds(3).collect::<Vec<_>>(), ["jpg", "txt"]);
-    assert!(shards.read(4, "txt").unwrap().is_none() && shards.checksum(4, "txt").is_none());
-    assert_eq!(shards.checksum(0, "jpg"), Some(0));
+    assert!(shards.read(4, "txt").unwrap().is_none() && shards.indexed(4, "txt").is_none());
+    assert_eq!(shards.indexed(0, "jpg"), Some([0, 0, 0]));
     assert_eq!(
         tar(dir.path(), &["-tf", "train-000001.tar"]),
         "00000004.jpg\n00000005.jpg\n00000005.txt\n00000006.jpg\n00000006.txt\n00000007.jpg\n00000007.txt\n"

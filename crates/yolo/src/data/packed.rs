@@ -6,7 +6,7 @@
 
 use std::path::{Path, PathBuf};
 
-use bellows_shards::{ShardError, ShardFault, Shards};
+use bellows_shards::{ShardError, Shards};
 
 use super::error::DataError;
 use super::record::{BadFile, Content, Record, Stamp};
@@ -22,9 +22,6 @@ pub(crate) const LABELS: &str = "txt";
 pub fn index_shards(folder: &Path, progress: &mut dyn FnMut(usize, usize)) -> Result<usize, DataError> {
     Ok(bellows_shards::write_index(folder, progress)?)
 }
-
-/// A label file as it is read: none of a sample that has none.
-type Labels = Result<Option<Vec<u8>>, ShardError>;
 
 /// A split in shards.
 #[derive(Debug)]
@@ -107,12 +104,14 @@ impl Packed {
         self.shards.mark()
     }
 
-    /// Changes when the shard of a sample does, or its files there.
+    /// Changes when the shard of a sample does, or what the index has of its files there.
     pub(crate) fn stamp(&self, sample: u32) -> Stamp {
         let i = sample as usize;
         let [length, time, ..] = self.stamps[self.shards.shard(i)].0;
-        let sum = |kind: Option<&str>| kind.and_then(|kind| self.shards.checksum(i, kind)).map_or(u64::MAX, u64::from);
-        Stamp([length, time, sum(self.kind(i)), sum(Some(LABELS))])
+        // The place is spread over all bits: size and checksum fill them.
+        let mix = |[at, size, crc]: [u64; 3]| at.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (size << 32 | crc);
+        let mark = |kind: Option<&str>| kind.and_then(|kind| self.shards.indexed(i, kind)).map_or(u64::MAX, mix);
+        Stamp([length, time, mark(self.kind(i)), mark(Some(LABELS))])
     }
 
     /// How many of these samples each shard has.
@@ -135,43 +134,40 @@ impl Packed {
         image.ok_or_else(|| DataError::Image { name: self.shards.key(i).into(), reason: "its sample has no image".into() })
     }
 
-    /// Looks at a sample's image, which is called `image`, and its labels. What the system refuses to read it may read another time, so no stamp stands for that.
+    /// Looks at a sample's image, which is called `image`, and its labels. No stamp stands for a fault: a shard may be put right under the same size and time.
     pub(crate) fn record(&self, sample: u32, image: &Path) -> Record {
-        let (pixels, text) = (self.image(sample), self.shards.read(sample as usize, LABELS));
-        let of_image = if let Err(DataError::Shard(error)) = &pixels { Some(error) } else { None };
-        let refused = of_image.into_iter().chain(text.as_ref().err()).any(|error| matches!(*error.fault, ShardFault::Io(_)));
-        let stamp = if refused { Stamp::NEVER } else { self.stamp(sample) };
-        Record { stamp, content: self.content(sample, image, pixels, text) }
+        let content = self.content(sample, image);
+        Record { stamp: if content.is_err() { Stamp::NEVER } else { self.stamp(sample) }, content }
     }
 
-    fn content(&self, sample: u32, image: &Path, pixels: Result<Vec<u8>, DataError>, text: Labels) -> Result<Content, BadFile> {
+    fn content(&self, sample: u32, image: &Path) -> Result<Content, BadFile> {
         let bad = |reason: String| BadFile { path: image.into(), line: None, reason };
         if let Some(reason) = self.unclear(sample as usize) {
             return Err(bad(reason));
         }
-        let bytes = pixels.map_err(|error| match error {
+        let bytes = self.image(sample).map_err(|error| match error {
             DataError::Shard(error) => bad(without_path(&error)),
             DataError::Image { reason, .. } => bad(reason),
             other => bad(other.to_string()),
         })?;
         let header = std::panic::catch_unwind(|| header::of(&bytes)).unwrap_or_else(|_| Err("the decoder panicked on its header".into()));
         let header = header.map_err(bad)?;
-        Ok(Content { header, labels: self.labels(sample, image, text, u32::MAX)? })
+        Ok(Content { header, labels: self.labels(sample, image, u32::MAX)? })
     }
 
     /// The labels of a sample, whose classes must be below `nc`.
-    fn labels(&self, sample: u32, image: &Path, text: Labels, nc: u32) -> Result<Option<labels::ParsedLabels>, BadFile> {
+    fn labels(&self, sample: u32, image: &Path, nc: u32) -> Result<Option<labels::ParsedLabels>, BadFile> {
         let key = self.shards.key(sample as usize);
         let path = image.with_file_name(format!("{}.{LABELS}", key.rsplit('/').next().unwrap_or(key)));
         let bad = |line, reason| BadFile { path: path.clone(), line, reason };
-        let text = text.map_err(|error| bad(None, without_path(&error)))?;
+        let text = self.shards.read(sample as usize, LABELS).map_err(|error| bad(None, without_path(&error)))?;
         let parsed = text.map(|text| labels::parse(&text, nc)).transpose();
         parsed.map_err(|error| bad(Some(error.line), error.problem.to_string()))
     }
 
     /// Reads a sample's labels again, which have a class that is not below `nc`: to name its line.
     pub(crate) fn name_class(&self, sample: u32, image: &Path, nc: u32) -> Result<(), BadFile> {
-        self.labels(sample, image, self.shards.read(sample as usize, LABELS), nc).map(drop)
+        self.labels(sample, image, nc).map(drop)
     }
 }
 

@@ -7,7 +7,7 @@ use image::{ImageBuffer, Luma};
 
 use super::*;
 use crate::data::image::tests::jpeg;
-use crate::data::packed::Packed;
+use crate::data::packed::{Packed, index_shards};
 use crate::data::{DataConfig, Levels, ScanOptions, Split, YoloDataset, scan};
 
 fn options(cache_dir: Option<PathBuf>) -> ScanOptions {
@@ -223,4 +223,31 @@ fn what_the_system_refuses_is_not_remembered_as_damage() {
     std::fs::rename(&aside, &shard).unwrap();
     let read = packed.record(0, name);
     assert!(read.content.is_ok() && read.stamp == packed.stamp(0));
+}
+
+/// A shard whose size and time are kept, as copies have them.
+#[test]
+fn a_fault_of_a_shard_is_looked_at_again_and_so_is_what_an_index_has_elsewhere() {
+    let dir = tempfile::tempdir().unwrap();
+    let (folder, again) = (dir.path().join("packed"), dir.path().join("again"));
+    let picture = jpeg(30, 40);
+    for (folder, keys) in [(&folder, ["a", "b"]), (&again, ["b", "a"])] {
+        std::fs::create_dir(folder).unwrap();
+        let mut writer = Writer::new(folder, "x", 9);
+        keys.iter().for_each(|key| writer.push(key, &[("jpg", &picture[..])]).unwrap());
+        writer.finish().unwrap();
+    }
+    let (shard, index) = (folder.join("x-000000.tar"), folder.join("index.jsonl"));
+    let (time, before) = (std::fs::metadata(&shard).unwrap().modified().unwrap(), std::fs::read(&index).unwrap());
+    std::fs::copy(again.join("x-000000.tar"), &shard).unwrap();
+    std::fs::File::options().append(true).open(&shard).unwrap().set_modified(time).unwrap();
+    let cache = Some(dir.path().join("cache"));
+    let look = || scan(&config(dir.path(), "packed"), Split::Train, &ScanOptions { allow_bad: true, ..options(cache.clone()) }, &|_, _| {});
+    let all_bad = || look().unwrap_err().to_string();
+    assert!(all_bad().contains("all 2 files of `train` are unusable"), "{}", all_bad());
+    assert_eq!(index_shards(&folder, &mut |_, _| {}).unwrap(), 2);
+    assert_eq!(look().unwrap().len(), 2);
+    // The index alone changes, and not in its checksums.
+    std::fs::write(&index, before).unwrap();
+    assert!(all_bad().contains("all 2 files of `train` are unusable"), "{}", all_bad());
 }

@@ -3,8 +3,8 @@
 
 use crate::support;
 use bellows_chat::{
-    Conversation, Dataset, EncodeOptions, Example, Jinja, Message, Outcome, Part, ReadOptions, RenderOptions, Role, Template, Tokenizer,
-    ToolCall, TrainOn, TrainOnEos, encode,
+    Conversation, Dataset, EncodeOptions, Example, Fault, Jinja, Message, Outcome, Part, ReadOptions, RenderOptions, Role, Template,
+    Tokenizer, ToolCall, TrainOn, TrainOnEos, encode,
 };
 use serde_json::json;
 
@@ -269,6 +269,22 @@ fn tools_are_refused_where_there_is_no_place_for_them_and_templates_may_complain
     let endless = "{% for a in range(9999) %}{% for b in range(9999) %}{% set c = a * b %}{% endfor %}{% endfor %}";
     let endless = Template::Jinja(Jinja::new(endless, &tokenizer).unwrap());
     assert!(endless.render(&conversation, RenderOptions::default()).unwrap_err().to_string().contains("fuel"));
+    let rendered = |source: &str| Template::Jinja(Jinja::new(source, &tokenizer).unwrap()).render(&conversation, RenderOptions::default());
+    for wide in [
+        "{{ '%9999999999d'|format(1) }}",
+        "{{ '%(a)-09999999999s'|format({'a': 1}) }}",
+        "{{ '%s %.9999999999f'|format('a', 1.5) }}",
+        "{{ '{:9999999999}'.format(1) }}",
+        "{{ '{}{0[a]:}<9999999999}'.format(1) }}",
+        "{{ 'a\nb'|indent(9000000000) }}",
+        "{{ 'a\nb'|indent(width=9000000000) }}",
+    ] {
+        let fault = rendered(wide).unwrap_err();
+        assert!(matches!(fault, Fault::Template { .. }) && fault.to_string().contains("more than 1048576 characters"), "{wide}: {fault}");
+    }
+    let narrow =
+        "{{ '100%% %3d|%-3s| 20240726'|format(7, 'a') }} {{ '{{}} {:>3}: 20240726'.format(7) }} {{ 'a\nb'|indent(2, first=True) }}";
+    assert_eq!(rendered(narrow).unwrap(), "100%   7|a  | 20240726 {}   7: 20240726   a\n  b");
     let users = EncodeOptions { roles: vec![Role::User], ..EncodeOptions::default() };
     let without_tools = Example::Chat(Conversation { tools: vec![], ..conversation });
     assert!(encode(&without_tools, &tokenizer, &Template::ChatMl, &users).is_ok());

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use bellows_exit::{Coded, Exit};
+use bellows_runs::{PathError, read_bounded};
 use bellows_weights::{Tensor as FileTensor, Tensors, WeightsError, to_safetensors};
 use burn::tensor::{Device, Tensor, TensorData};
 use serde_json::{Value, json};
@@ -15,6 +16,8 @@ use crate::model::lora::{Lora, LoraSpec};
 use crate::model::weight::Weight;
 use crate::weights::{self, Unread};
 
+/// The largest `adapter_config.json`, whose lists may name every map of a model.
+const MOST_BYTES: u64 = 16 << 20;
 /// What PEFT puts before a module's own name.
 pub(crate) const PREFIX: &str = "base_model.model.";
 /// Settings that are off in a plain adapter: with them PEFT has other targets, other layers or another forward pass.
@@ -53,6 +56,9 @@ pub enum PeftError {
         /// What is wrong with it.
         reason: String,
     },
+    /// Settings that cannot be opened within their budget.
+    #[error(transparent)]
+    Open(#[from] PathError),
     /// A weight file.
     #[error(transparent)]
     Weights(#[from] WeightsError),
@@ -69,7 +75,7 @@ impl Coded for PeftError {
         match self {
             Self::Weights(error) => error.exit(),
             Self::Adapter(error) => error.exit(),
-            Self::File { .. } => Exit::Usage,
+            Self::File { .. } | Self::Open(_) => Exit::Usage,
             Self::Device { .. } => Exit::Failed,
         }
     }
@@ -148,8 +154,7 @@ pub fn config_json(config: &LoraConfig, base_model: Option<&str>) -> Value {
 /// What is not LoRA, or asks for something that is not built here.
 pub fn read_config(path: &Path) -> Result<LoraConfig, PeftError> {
     let fail = |reason: String| PeftError::File { path: path.to_owned(), reason };
-    let text = std::fs::read_to_string(path).map_err(|e| fail(e.to_string()))?;
-    let json: Value = serde_json::from_str(&text).map_err(|e| fail(e.to_string()))?;
+    let json: Value = serde_json::from_slice(&read_bounded(path, MOST_BYTES)?).map_err(|e| fail(e.to_string()))?;
     let fields = json.as_object().ok_or_else(|| fail("not a JSON object".into()))?;
     if fields.get("peft_type").and_then(Value::as_str) != Some("LORA") {
         return Err(fail(format!("peft_type is {}: only LORA is supported", fields.get("peft_type").unwrap_or(&Value::Null))));

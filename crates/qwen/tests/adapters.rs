@@ -117,6 +117,19 @@ fn one_layer_may_be_a_number() {
     assert_eq!(peft::read_config(&path).unwrap().layers_to_transform, [1]);
 }
 
+#[cfg(unix)]
+#[test]
+fn settings_are_a_file_within_bounds() {
+    let dir = tempfile::tempdir().unwrap();
+    let [pipe, long] = ["pipe", "long"].map(|name| dir.path().join(name));
+    std::os::unix::fs::symlink("/dev/null", &pipe).unwrap();
+    std::fs::File::create(&long).unwrap().set_len((16 << 20) + 1).unwrap();
+    for (path, words) in [(pipe, "is not a regular file"), (long, "at most 16777216 are allowed")] {
+        let error = peft::read_config(&path).unwrap_err().to_string();
+        assert!(error.starts_with(&path.display().to_string()) && error.contains(words), "{error}");
+    }
+}
+
 /// As in PEFT.
 #[test]
 fn a_map_that_is_trained_whole_gets_no_lora() {

@@ -40,6 +40,10 @@ pub fn read(path: &Path) -> Result<Weights, WeightsError> {
 }
 
 fn read_file(path: &Path) -> Result<Weights, Fault> {
+    // Asked before opening: opening a named pipe would wait for its other end.
+    if !std::fs::metadata(path)?.is_file() {
+        return Err(Fault::NotAFile);
+    }
     let mut file = File::open(path)?;
     let size = file.metadata()?.len();
     let mut start = Vec::with_capacity(9);

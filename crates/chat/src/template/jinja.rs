@@ -14,6 +14,7 @@ use serde_json::json;
 
 use super::calls::{all_written, with_arguments_as_text, with_null_beside_calls};
 use super::date::strftime_now;
+use super::fill;
 use super::marks::{BEGIN, BROKEN, END, is_mark, without_marks};
 use super::piece::{Part, Piece, RenderOptions};
 use super::python_json::Style;
@@ -21,7 +22,8 @@ use super::spans::{Span, said};
 use crate::conversation::{Conversation, Message, Role};
 use crate::{Fault, Tokenizer};
 
-/// Instructions a template may run; a turn takes about a hundred.
+/// Instructions a template may run; a turn takes about a hundred. What one of them makes has no bound but in [`fill`]: a text that is doubled again and
+/// again (`a ~ a`) takes all memory.
 const FUEL: u64 = 10_000_000;
 
 /// What its environment knows a template by.
@@ -306,7 +308,7 @@ fn environment() -> Result<Environment<'static>, Fault> {
     environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().map_err(fault)?);
     environment.set_fuel(Some(FUEL));
     environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
-    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    fill::bound(&mut environment);
     environment.add_function("raise_exception", |message: String| Err::<Value, _>(Error::new(ErrorKind::InvalidOperation, message)));
     let date = |format: String| strftime_now(&format).map_err(|what| Error::new(ErrorKind::InvalidOperation, what));
     environment.add_function("strftime_now", date);

@@ -6,6 +6,7 @@
 mod calls;
 mod chatml;
 mod date;
+mod fill;
 mod jinja;
 mod marks;
 mod piece;

@@ -22,6 +22,13 @@ fn the_hand_made_file_is_read_when_nothing_is_broken() {
     assert_eq!(weights.tensors["w"], Tensor::from_f32([2, 2], &[0.0; 4]));
 }
 
+#[cfg(unix)]
+#[test]
+fn what_is_no_file_is_not_opened() {
+    let error = bellows_weights::read(std::path::Path::new("/dev/null")).map(|weights| weights.tensors.len()).unwrap_err();
+    assert_eq!(error.to_string(), "/dev/null: not a regular file");
+}
+
 #[test]
 fn containers() {
     refused(b"", "neither safetensors, nor a .pt");

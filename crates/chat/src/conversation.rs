@@ -104,8 +104,10 @@ impl Example {
     pub fn bytes(&self) -> usize {
         match self {
             Example::Chat(conversation) => {
-                let said = |message: &Message| message.content.len() + message.reasoning.as_ref().map_or(0, String::len);
-                conversation.messages.iter().map(said).sum()
+                let calls =
+                    |message: &Message| message.tool_calls.iter().map(|call| call.name.len() + size(&call.arguments)).sum::<usize>();
+                let said = |message: &Message| message.content.len() + message.reasoning.as_ref().map_or(0, String::len) + calls(message);
+                conversation.messages.iter().map(said).sum::<usize>() + conversation.tools.iter().map(size).sum::<usize>()
             }
             Example::Prompt { prompt, completion } => prompt.len() + completion.len(),
             Example::Text(text) => text.len(),
@@ -113,4 +115,15 @@ impl Example {
             Example::Tokens { ids, trained } => size_of_val(ids.as_slice()) + trained.len(),
         }
     }
+}
+
+/// Bytes that `value` takes in memory, about.
+pub(crate) fn size(value: &Value) -> usize {
+    let inside = match value {
+        Value::String(text) => text.len(),
+        Value::Array(list) => list.iter().map(size).sum(),
+        Value::Object(map) => map.iter().map(|(key, value)| key.len() + size(value)).sum(),
+        _ => 0,
+    };
+    size_of::<Value>() + inside
 }

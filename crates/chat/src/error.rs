@@ -1,8 +1,10 @@
 //! The one error of this crate: which file, which line, what was found and what was expected.
 
+use std::cell::Cell;
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
 use std::path::{Path, PathBuf};
+use std::sync::Once;
 
 use bellows_exit::{Coded, Exit};
 
@@ -253,9 +255,22 @@ impl Fault {
         ChatError { path: Some(path.to_owned()), line: Some(line), fault: self }
     }
 
-    /// What `work` returns, or this: libraries check most of a damaged file, and index without a check in places.
+    /// What `work` returns, or this: libraries check most of a damaged file, and index without a check in places. Their panics are told by it alone.
     pub(crate) fn guarded<T>(damaged: impl FnOnce() -> Self, work: impl FnOnce() -> Result<T, Self>) -> Result<T, Self> {
-        catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err(damaged()))
+        thread_local!(static GUARDED: Cell<bool> = const { Cell::new(false) });
+        static HOOK: Once = Once::new();
+        HOOK.call_once(|| {
+            let hook = take_hook();
+            set_hook(Box::new(move |info| {
+                if !GUARDED.try_with(Cell::get).unwrap_or_default() {
+                    hook(info);
+                }
+            }));
+        });
+        let outer = GUARDED.replace(true);
+        let done = catch_unwind(AssertUnwindSafe(work));
+        GUARDED.set(outer);
+        done.unwrap_or_else(|_| Err(damaged()))
     }
 
     pub(crate) fn tokenizer(what: impl Into<String>) -> Self {

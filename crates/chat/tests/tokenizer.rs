@@ -191,6 +191,27 @@ fn a_part_that_nothing_can_be_computed_with_is_refused() {
     assert!(Tokenizer::from_dir(dir.path()).unwrap_err().to_string().contains("damaged"));
 }
 
+/// By the error, and not by the library's panic as well.
+#[test]
+#[expect(clippy::print_stderr, reason = "what the child has to say")]
+fn a_part_that_the_library_panics_over_is_told_once() {
+    const CHILD: &str = "BELLOWS_CHAT_CHILD";
+    if let Some(path) = std::env::var_os(CHILD) {
+        return eprintln!("{}", Tokenizer::from_file(path.as_ref()).unwrap_err());
+    }
+    let dir = tempfile::tempdir().unwrap();
+    support::tiny().save(dir.path()).unwrap();
+    let path = dir.path().join("tokenizer.json");
+    let mut damaged: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    damaged["normalizer"] = serde_json::json!({ "type": "Prepend", "prepend": "" });
+    std::fs::write(&path, damaged.to_string()).unwrap();
+    let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+    child.args(["tokenizer::a_part_that_the_library_panics_over_is_told_once", "--exact", "--nocapture"]).env(CHILD, &path);
+    let output = child.output().unwrap();
+    let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    assert!(output.status.success() && said.contains("the file is damaged") && !said.contains("panicked"), "{said}");
+}
+
 #[test]
 fn a_saved_tokenizer_is_the_same() {
     let dir = tempfile::tempdir().unwrap();

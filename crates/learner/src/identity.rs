@@ -3,7 +3,7 @@
 //! A setting that an older run did not know has its default, and a fact that it did not know is taken as it is: programs grow both, and a run of
 //! days must not be lost to that.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -17,6 +17,8 @@ pub struct Identity {
     settings: Map<String, Value>,
     defaults: Map<String, Value>,
     may_change: BTreeSet<String>,
+    /// Settings that may change because a fact says what they stand for.
+    stand_for: BTreeMap<String, String>,
     facts: Map<String, Value>,
 }
 
@@ -25,7 +27,15 @@ impl Identity {
     pub fn of<C: Serialize + Default>(settings: &C, may_change: &[&str]) -> Self {
         let fields = |config: &C| serde_json::to_value(config).ok().and_then(|v| v.as_object().cloned()).unwrap_or_default();
         let may_change = may_change.iter().map(ToString::to_string).collect();
-        Self { settings: fields(settings), defaults: fields(&C::default()), may_change, facts: Map::new() }
+        let (settings, defaults) = (fields(settings), fields(&C::default()));
+        Self { settings, defaults, may_change, stand_for: BTreeMap::new(), facts: Map::new() }
+    }
+
+    /// `setting`, which may change, says where something lies, and `fact` what that is: an older run without the fact is held to the setting.
+    #[must_use]
+    pub fn told_by(mut self, setting: &str, fact: &str) -> Self {
+        self.stand_for.insert(setting.into(), fact.into());
+        self
     }
 
     /// Adds a fact: what it is about, in words that fit "the ... has changed", and a value that changes with it.
@@ -57,7 +67,9 @@ impl Identity {
     pub(crate) fn difference(&self, info: &Map<String, Value>) -> Option<String> {
         let mut different: Vec<String> = Vec::new();
         if let Some(Value::Object(begun)) = info.get(SETTINGS) {
-            let keys: BTreeSet<&String> = begun.keys().chain(self.settings.keys()).filter(|key| !self.may_change.contains(*key)).collect();
+            let is_told = |key: &String| self.stand_for.get(key).is_none_or(|fact| info.contains_key(fact));
+            let free = |key: &String| self.may_change.contains(key) && is_told(key);
+            let keys: BTreeSet<&String> = begun.keys().chain(self.settings.keys()).filter(|key| !free(key)).collect();
             for key in keys {
                 let now = self.settings.get(key);
                 match (begun.get(key).or_else(|| self.defaults.get(key)), now) {
@@ -141,6 +153,10 @@ mod tests {
         // What may change today did not, once; and what is gone cannot be honoured.
         begun["settings"].as_object_mut().unwrap().insert("workers".into(), 1.into());
         assert_eq!(identity(&Config::default()).difference(&begun), None);
+        // But for what a fact tells of that it does not have.
+        let told = |workers| identity(&Config { workers, ..Config::default() }).told_by("workers", "crew").with("crew", "abc");
+        assert_eq!((told(1).difference(&begun), told(2).difference(&begun).unwrap()), (None, "workers was 1 and is 2".into()));
+        assert_eq!(told(9).difference(&told(2).info()), None);
         begun["settings"].as_object_mut().unwrap().insert("old".into(), 1.into());
         assert!(identity(&Config::default()).difference(&begun).unwrap().contains("old, which was 1"));
     }

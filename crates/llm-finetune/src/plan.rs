@@ -202,6 +202,7 @@ impl Answer {
             say(&format!("{name:>12} {:>8.2} GB{more}", bytes / 1e9));
         }
         let verdict = match (self.room, self.fits()) {
+            (Some(room), _) if self.refused.is_some() => format!("   of {:.2}: refused", room / 1e9),
             (Some(room), Some(fits)) => format!("   of {:.2}: {}", room / 1e9, if fits { "fits" } else { "does not fit" }),
             _ => String::new(),
         };

@@ -37,7 +37,7 @@ use crate::settle::settle_memory;
 use crate::speak::{adapter_tokenizer, adopt_tokenizer};
 
 /// What a run makes besides its weights.
-const MADE: [&str; 7] = ["adapter", "model", "merged", "model-*.gguf", "model-*.Modelfile", "test.json", "results.png"];
+const MADE: [&str; 8] = [MADE_BASE, "adapter", "model", "merged", "model-*.gguf", "model-*.Modelfile", "test.json", "results.png"];
 
 /// Trains with these settings, or goes on with the run in `resumed`.
 pub(crate) fn run(session: Session, args: &TrainArgs, config: SftConfig, resumed: Option<PathBuf>) -> Result<(), Failure> {

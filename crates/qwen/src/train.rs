@@ -190,7 +190,7 @@ impl Finetune {
         let mut identity = identity(&config, &data, base, content)?;
         // What an adapter's settings are is compared setting by setting, but for its patterns; its LoRA weights are in checkpoints.
         let begun_with = config.adapter.as_ref().map(|_| json!([lora.rank_pattern, lora.alpha_pattern]));
-        identity = identity.with("adapter it began with", begun_with);
+        identity = identity.with(ADAPTER, begun_with);
         // They are no part of checkpoints: whoever goes on reads them again, or none if there were none.
         if config.adapter.is_some() {
             identity = identity.with("adapter's weights of the model", format!("{brought:016x}"));
@@ -405,21 +405,30 @@ fn each(examples: &Examples, mut see: impl FnMut(&Encoded)) -> Result<(), ChatEr
     Ok(())
 }
 
+/// What `model` and `adapter` name, wherever it lies.
+const CONTENT: &str = "content of the base model";
+const ADAPTER: &str = "adapter it began with";
+
 /// Settings that change what a run computes, the data, and the base model: a checkpoint must agree on them.
 fn identity(config: &SftConfig, data: &SftData, base: u64, content: Option<u64>) -> Result<Identity, ChatError> {
-    let both = [&data.train, &data.valid];
-    let mut tokens = FNV;
-    for examples in both {
-        each(examples, |example| tokens = fnv(tokens, example.ids.iter().flat_map(|id| id.to_le_bytes())))?;
-    }
-    for examples in both {
-        each(examples, |example| tokens = fnv(tokens, example.trained.iter().map(|&trained| u8::from(trained))))?;
-    }
+    let hash = |sets: &[&Examples]| -> Result<u64, ChatError> {
+        let mut tokens = FNV;
+        for examples in sets {
+            each(examples, |example| tokens = fnv(tokens, example.ids.iter().flat_map(|id| id.to_le_bytes())))?;
+        }
+        for examples in sets {
+            each(examples, |example| tokens = fnv(tokens, example.trained.iter().map(|&trained| u8::from(trained))))?;
+        }
+        Ok(tokens)
+    };
+    let (tokens, of_test) = (hash(&[&data.train, &data.valid])?, hash(&[&data.test])?);
     let hex = |hash: u64| format!("{hash:016x}");
     // Patterns of an adapter that is gone on with are the adapter's, whatever a run from before has recorded of them.
     let of_adapter: &[&str] = if config.adapter.is_some() { &["rank_pattern", "alpha_pattern"] } else { &[] };
     let identity = Identity::of(config, &[&MAY_CHANGE[..], &["project", "name", "exist_ok"], of_adapter].concat());
     // All that are made on the spot have norms of ones, and none of them is one of files.
     let content = content.map_or_else(|| "made".into(), hex);
-    Ok(identity.with("data", hex(tokens)).with("base model", hex(base)).with("content of the base model", content))
+    let identity = identity.with("data", hex(tokens)).with("test data", hex(of_test)).with("base model", hex(base));
+    let identity = identity.with(CONTENT, content).told_by("model", CONTENT).told_by("adapter", ADAPTER);
+    Ok(identity.told_by("data", "test data"))
 }

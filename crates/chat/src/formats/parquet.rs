@@ -9,6 +9,7 @@ use parquet::record::{Field, Row};
 use serde_json::{Value, json};
 
 use crate::Fault;
+use crate::conversation::size;
 
 /// Cells compress well beyond the size of the file, so what a group of rows unpacks to has a bound of its own.
 const MAX_UNPACKED_BYTES: usize = 8 << 30;
@@ -118,17 +119,6 @@ fn damaged() -> Fault {
 
 fn refused(error: ParquetError) -> Fault {
     Fault::Table { format: "Parquet", what: error.to_string() }
-}
-
-/// Bytes that `value` takes in memory, about.
-fn size(value: &Value) -> usize {
-    let inside = match value {
-        Value::String(text) => text.len(),
-        Value::Array(list) => list.iter().map(size).sum(),
-        Value::Object(map) => map.iter().map(|(key, value)| key.len() + size(value)).sum(),
-        _ => 0,
-    };
-    size_of::<Value>() + inside
 }
 
 #[cfg(test)]

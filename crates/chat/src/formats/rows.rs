@@ -55,7 +55,7 @@ pub(super) fn example(row: &Value, options: &ReadOptions) -> Result<Example, Fau
     } else if named && has(prompt) && has(completion) {
         // Alpaca's own have an `input` and a `history` beside them.
         if (prompt, completion) == ("instruction", "output") { alpaca(row) } else { prompt_completion(row, prompt, completion) }
-    } else if plain != usual.text_key && has(plain) {
+    } else if plain != usual.text_key && has(plain) && row[plain] != "" {
         running(row, plain)
     } else if has("messages") {
         openai(row)

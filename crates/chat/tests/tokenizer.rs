@@ -193,7 +193,6 @@ fn a_part_that_nothing_can_be_computed_with_is_refused() {
 
 /// By the error, and not by the library's panic as well.
 #[test]
-#[expect(clippy::print_stderr, reason = "what the child has to say")]
 fn a_part_that_the_library_panics_over_is_told_once() {
     const CHILD: &str = "BELLOWS_CHAT_CHILD";
     if let Some(path) = std::env::var_os(CHILD) {

@@ -49,6 +49,12 @@ fn val_says_of_weights_what_training_said_of_them() {
     let again = ["--split", "train", "--plots", "false", "--exist-ok"];
     expect_code(&mut yolo_train(dir.path(), &[&args[..9], &again].concat()), 0);
     assert_eq!(files(&val), ["notes.txt", "val.csv"]);
+    // But for what a run has written that trained there.
+    for file in ["groups.csv", "config.yaml"] {
+        std::fs::write(val.join(file), "of a run").unwrap();
+    }
+    expect_code(&mut yolo_train(dir.path(), &[&args[..9], &again].concat()), 0);
+    assert_eq!(files(&val), ["config.yaml", "groups.csv", "notes.txt", "val.csv"]);
 
     let (table, _) = expect_code(&mut yolo_train(dir.path(), &[&args[..9], &["--split", "train", "--plots", "false"]].concat()), 0);
     assert!(table.contains("COCO AP by size") && table.contains("runs/detect/val2"), "{table}");

@@ -30,7 +30,12 @@ pub fn share_card(device: &str, selected: &Selected, here: usize) -> bool {
 
 /// The same of any card. Who has started the ranks may have given each its own, by a variable such as `CUDA_VISIBLE_DEVICES`.
 fn is_of_all(device: &str, here: usize, mut variables: impl Iterator<Item = OsString>) -> bool {
-    here > 1 && !device.contains(OF_RANK) && !variables.any(|name| name.to_string_lossy().ends_with("_VISIBLE_DEVICES"))
+    here > 1 && !device.contains(OF_RANK) && !variables.any(|name| gives_cards(&name.to_string_lossy()))
+}
+
+/// Whether a variable may give a rank a card of its own; NVIDIA's containers always have theirs, for all ranks.
+fn gives_cards(variable: &str) -> bool {
+    variable.ends_with("_VISIBLE_DEVICES") && variable != "NVIDIA_VISIBLE_DEVICES"
 }
 
 /// This process's device cannot be used: of the ranks of an elastic run this one is left out.
@@ -125,7 +130,7 @@ mod tests {
     fn ranks_of_a_machine_share_a_card_unless_each_is_given_its_own() {
         let shared = |device, here, names: &[&str]| is_of_all(device, here, names.iter().map(OsString::from));
         for device in ["vulkan:0", "vulkan", "auto", "0"] {
-            assert!(shared(device, 2, &["CUDA_HOME"]), "{device}");
+            assert!(shared(device, 2, &["CUDA_HOME", "NVIDIA_VISIBLE_DEVICES"]), "{device}");
             assert!(!shared(device, 1, &[]) && !shared(device, 2, &["CUDA_HOME", "CUDA_VISIBLE_DEVICES"]), "{device}");
         }
         assert!(!shared("vulkan:rank", 2, &[]));

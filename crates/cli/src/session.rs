@@ -296,7 +296,7 @@ impl Run {
         }
         let journal = Journal::open(self.dir.clone())?;
         // One that ended before its first checkpoint has made nothing, and begins anew beside what was set aside then.
-        if self.dir.newest_step().is_some() || journal.has_trained().unwrap_or_default() {
+        if self.dir.newest_step().is_some() || journal.has_trained()? {
             let aside = self.dir.set_aside(&[&WEIGHTS[..], made].concat(), &named_in(config)?)?;
             if aside > 0 {
                 let of_run = format!("{aside} files and folders of the run before in {}", self.path().display());

@@ -177,6 +177,10 @@ pub(crate) fn tiling(matches: &ArgMatches) -> Result<Option<Tiling>, Failure> {
 /// # Errors
 /// A file that cannot be removed.
 pub(crate) fn forget(folder: &Path) -> Result<(), Failure> {
+    // A run that has trained there has written these, and more than a validation can write again.
+    if folder.join("config.yaml").exists() {
+        return Ok(());
+    }
     for path in found_in(folder, &JUDGED)?.into_iter().filter(|path| path.is_file()) {
         std::fs::remove_file(&path).context(Exit::Failed, path.display())?;
     }

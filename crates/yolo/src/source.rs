@@ -543,7 +543,10 @@ pub(crate) fn model(config: &TrainConfig, nc: usize, channels: usize, resumed: O
         model = model.freeze_layers(&frozen);
         header.push(format!("Freezing layers {frozen:?}"));
     }
-    let license = file.as_ref().and_then(WeightFile::license).map(String::from);
+    // A run that goes on has weights of its own, whatever `model` names by now.
+    let written = run.iter().flat_map(|run| ["last", "best"].map(|name| run.join(format!("weights/{name}.safetensors"))));
+    let of_run = written.filter_map(|path| WeightFile::read(&path).ok()).next();
+    let license = of_run.as_ref().or(file.as_ref()).and_then(WeightFile::license).map(String::from);
     Ok(Start { model, form, header, license })
 }
 

@@ -337,7 +337,7 @@ mod tests {
     fn the_cpu_needs_no_probe() {
         let selected = select(&DeviceRequest::Cpu, &ProbeOptions::default()).unwrap();
         assert_eq!((selected.backend, selected.fallback, selected.report), ("flex", None, None));
-        assert!(selected.name.contains("threads"), "{}", selected.name);
+        assert!(selected.name.contains(" thread"), "{}", selected.name);
         assert_eq!((selected.lowering, selected.lowering_reason), (Lowering::Auto, None));
         let asked = ProbeOptions { lowering: Some(Lowering::Gemm), ..ProbeOptions::default() };
         assert_eq!(select(&DeviceRequest::Cpu, &asked).unwrap().lowering, Lowering::Gemm);

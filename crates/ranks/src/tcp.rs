@@ -212,7 +212,7 @@ fn addresses_of_all(first: &TcpStream, until: Instant, tell: &dyn Fn(&str)) -> R
     let in_words = |error: Error| match error.kind() {
         ErrorKind::WouldBlock | ErrorKind::TimedOut => Error::other("rank 0 is there, but not all ranks came in time"),
         ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset => {
-            Error::other("rank 0 was there, and has ended before all had come: it says why")
+            Error::other("rank 0 was there, and has closed the connection before all had come: it says why")
         }
         _ => error,
     };

@@ -69,6 +69,10 @@ pub struct Counters {
     /// Those in a row.
     #[serde(default)]
     pub unreadable_in_a_row: u32,
+    /// Of each rank, the batches in a row that it trained on without a sample, because it could read none of its own; empty where there are none. Whoever starts
+    /// the run again has no patience anew.
+    #[serde(default)]
+    pub unread_by_ranks: Vec<u32>,
     /// The first batch of the accumulation window in progress.
     #[serde(default)]
     pub window_from: Place,
@@ -127,6 +131,7 @@ impl Counters {
             lost_updates: 0,
             unreadable: 0,
             unreadable_in_a_row: 0,
+            unread_by_ranks: Vec::new(),
             window_from: Place::default(),
             trouble_from: None,
             passed_over: Vec::new(),

@@ -36,8 +36,6 @@ struct Others {
     pace: RefCell<Pace>,
     /// The entries whose gradients come up in the middle of a backward pass, in the order of rank 0's; `None` where those are not all of them.
     early: RefCell<Option<Vec<usize>>>,
-    /// Of each rank, the batches up to the last one of which it could read nothing.
-    unread: RefCell<Vec<u32>>,
     /// Of each rank, where it computes: none before they have said so.
     hardware: RefCell<Vec<Hardware>>,
 }
@@ -106,14 +104,8 @@ struct Head {
 impl Ranks {
     /// Those of `exchange`, of which one waits for another as long as `limits` say.
     pub(crate) fn of(exchange: Rc<dyn Exchange>, limits: Limits) -> Self {
-        let others = Others {
-            exchange,
-            limits,
-            pace: RefCell::default(),
-            early: RefCell::new(Some(Vec::new())),
-            unread: RefCell::default(),
-            hardware: RefCell::default(),
-        };
+        let others =
+            Others { exchange, limits, pace: RefCell::default(), early: RefCell::new(Some(Vec::new())), hardware: RefCell::default() };
         others.exchange.wait_at_most(Duration::from_secs_f64(others.limits.seconds(Phase::Start)));
         Self(Some(Rc::new(others)).filter(|others| others.exchange.ranks() > 1))
     }
@@ -202,13 +194,18 @@ impl Ranks {
         Ok((all.iter().any(|(stop, _)| *stop), std::array::from_fn(|i| first.get(i).copied().unwrap_or(clocks[i]))))
     }
 
-    /// What this rank trains on: a rank of which no sample can be read trains on nothing, if another one has something, but not `patience` times in a row.
+    /// What this rank trains on: a rank of which no sample can be read trains on nothing, if another one has something, but not `patience` times in a row, which
+    /// `unread` counts for each rank.
     ///
     /// # Errors
     /// A rank that is gone. Within, on all ranks: [`Unreadable`] if none has anything, or what has failed on any rank, or a rank's data that stay away.
-    pub(crate) fn readable<B>(&self, made: Result<Vec<B>, TaskError>, patience: u32) -> Result<Result<Had<B>, TaskError>, LearnError> {
-        let Some(all) = &self.0 else { return Ok(made.map(|parts| Had { parts, without: Vec::new() })) };
-        let (others, mut unread) = (&*all.exchange, all.unread.borrow_mut());
+    pub(crate) fn readable<B>(
+        &self,
+        made: Result<Vec<B>, TaskError>,
+        patience: u32,
+        unread: &mut Vec<u32>,
+    ) -> Result<Result<Had<B>, TaskError>, LearnError> {
+        let Some(others) = self.others() else { return Ok(made.map(|parts| Had { parts, without: Vec::new() })) };
         let mine = match &made {
             Ok(parts) if parts.is_empty() => Read::Nothing,
             Ok(_) => Read::Made,
@@ -221,24 +218,20 @@ impl Ranks {
                 return Ok(Err(LearnError::Rank { rank, reason: reason.clone() }.into()));
             }
         }
-        let some = all.iter().any(|read| matches!(read, Read::Made));
-        unread.resize(all.len(), 0);
-        let mut without = Vec::new();
-        for (rank, read) in all.into_iter().enumerate() {
-            match read {
-                Read::Unreadable(reason) if some && unread[rank] + 1 >= patience => {
-                    let reason = format!("{patience} batches in a row of which it can read nothing: {reason}");
-                    return Ok(Err(LearnError::Rank { rank, reason }.into()));
-                }
-                Read::Unreadable(reason) => {
-                    unread[rank] += 1;
-                    without.push((rank, reason));
-                }
-                Read::Made => unread[rank] = 0,
-                Read::Nothing | Read::Failed(_) => {}
+        let made_by: Vec<bool> = all.iter().map(|read| matches!(read, Read::Made)).collect();
+        let unreadable = |(rank, read)| if let Read::Unreadable(reason) = read { Some((rank, reason)) } else { None };
+        let without: Vec<(usize, String)> = all.into_iter().enumerate().filter_map(unreadable).collect();
+        if made_by.contains(&true) {
+            unread.resize(made_by.len(), 0);
+            if let Some((rank, reason)) = without.iter().find(|(rank, _)| unread[*rank] + 1 >= patience) {
+                let reason = format!("{patience} batches in a row of which it can read nothing: {reason}");
+                return Ok(Err(LearnError::Rank { rank: *rank, reason }.into()));
             }
-        }
-        if some {
+            without.iter().for_each(|(rank, _)| unread[*rank] += 1);
+            unread.iter_mut().zip(made_by).filter(|(_, made)| *made).for_each(|(count, _)| *count = 0);
+            if unread.iter().all(|count| *count == 0) {
+                unread.clear();
+            }
             return Ok(Ok(Had { parts: made.unwrap_or_default(), without }));
         }
         let reasons: Vec<String> = without.into_iter().map(|(_, reason)| reason).collect();

@@ -76,7 +76,7 @@ impl<T: Task> Run<T> {
             self.state.counters.position += 1;
             return Ok(Trained::On);
         }
-        let batch = match self.ranks.readable(made, SKIPS_BEFORE_ROLLBACK)? {
+        let batch = match self.ranks.readable(made, SKIPS_BEFORE_ROLLBACK, &mut self.state.counters.unread_by_ranks)? {
             Ok(had) => {
                 had.without.iter().for_each(|(rank, reason)| self.goes_without(*rank, reason));
                 had.parts

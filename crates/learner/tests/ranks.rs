@@ -359,6 +359,12 @@ fn a_rank_whose_data_stay_away_ends_the_run_of_all() {
     let events = std::fs::read_to_string(dir.path().join("run/events.jsonl")).unwrap();
     let told = events.lines().filter(|line| line.contains("\"unreadable\"") && line.contains("\"rank\":1")).count();
     assert_eq!(told, 2, "{events}");
+    // Whoever starts it again while they are away makes no progress, by which a supervisor would go on for ever.
+    let again = on_ranks(dir.path(), 2, &config(2), away, |_, learner| {
+        let error = learner.fit(&data()).unwrap_err().to_string();
+        (error, learner.state().counters.position)
+    });
+    assert_eq!(again, [("batch 3 of epoch 2".to_string(), 2), ("batch 3 of epoch 2".to_string(), 2)]);
     let resumed = on_ranks(
         dir.path(),
         2,

@@ -146,6 +146,9 @@ pub enum AdapterError {
     /// A name that no map has.
     #[error("target_modules: no map is named {0:?} (there are {all})", all = MAPS.join(", "))]
     NoTarget(String),
+    /// Maps that are named, and all of them left out again.
+    #[error("target_modules: exclude_modules, modules_to_save or layers_to_transform leave out every map that {0:?} names")]
+    Excluded(String),
     /// A part that cannot be trained whole.
     #[error("modules_to_save: {0:?} is none of embed_tokens, lm_head, norm, or a name in a layer")]
     NoModule(String),
@@ -249,7 +252,10 @@ impl LoraConfig {
             }
         }
         if !any {
-            return Err(AdapterError::NoTarget(self.target_modules.to_string()).into());
+            let (targets, text) = (&self.target_modules, self.target_modules.to_string());
+            let named = model.linears().any(|(name, _)| targets.hold(&name).unwrap_or_default());
+            let error = if named { AdapterError::Excluded(text) } else { AdapterError::NoTarget(text) };
+            return Err(error.into());
         }
         Ok(self.unfreeze(model)?)
     }

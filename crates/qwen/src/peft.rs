@@ -262,13 +262,17 @@ pub(crate) fn take(
     ))
 }
 
-/// Puts an adapter's tensors (under PEFT's names) on a base model.
+/// Puts an adapter's tensors (under PEFT's names) on a base model. `path` is its directory, for what is said of its files.
 ///
 /// # Errors
-/// A tensor that is missing, has another shape, or that the model has no place for.
+/// A tensor that is missing, has another shape, or that the model has no place for; settings that cannot be met.
 pub fn attach(model: CausalLm, config: &LoraConfig, mut tensors: Tensors, path: &Path) -> Result<CausalLm, PeftError> {
     let model = out_of_blocks(model, &tensors);
-    let model = config.apply_with(model, |spec, weight, name| take(&mut tensors, spec, name, weight.dims(), &weight.device(), path))?;
+    let equipped = config.apply_with(model, |spec, weight, name| take(&mut tensors, spec, name, weight.dims(), &weight.device(), path));
+    let model = equipped.map_err(|error| match error {
+        PeftError::Adapter(error) => PeftError::File { path: path.join("adapter_config.json"), reason: error.to_string() },
+        other => other,
+    })?;
     let mut missing = None;
     weights::visit(&model, &mut |name, _, _| {
         let saved = !name.contains(".lora.") && config.trains(name);

@@ -18,7 +18,7 @@ use bellows_qwen::peft;
 use bellows_qwen::storage::BaseDtype;
 use bellows_qwen::train::Finetune;
 use bellows_runs::RunDir;
-use bellows_weights::DType;
+use bellows_weights::{DType, Tensors};
 use burn::tensor::Device;
 use serde_json::{Value, json};
 
@@ -78,6 +78,18 @@ fn what_is_missing_or_does_not_exist_is_named() {
     assert!(tensors.remove("base_model.model.model.norm.weight").is_some(), "{:?}", tensors.keys().last());
     let error = peft::attach(model(), &config, tensors, dir.path()).unwrap_err().to_string();
     assert!(error.contains("no tensor base_model.model.model.norm.weight"), "{error}");
+
+    let plain = LoraConfig::default;
+    let file = dir.path().join("adapter_config.json").display().to_string();
+    for (config, words) in [
+        (LoraConfig { r: 0, ..plain() }, "r must be at least 1"),
+        (LoraConfig { target_modules: Targets::parse("nope"), ..plain() }, "no map is named \"nope\""),
+        (LoraConfig { rank_pattern: [("(".to_owned(), 4)].into(), ..plain() }, "is not a regular expression"),
+        (LoraConfig { exclude_modules: Targets::Pattern(".*".into()), ..plain() }, "leave out every map that \"all-linear\" names"),
+    ] {
+        let error = peft::attach(model(), &config, Tensors::new(), dir.path()).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("{file}: ")) && error.contains(words), "{error}");
+    }
 }
 
 /// Where it lies is nothing to a run, whose checkpoints have its weights; that there is one, and of what form, is.

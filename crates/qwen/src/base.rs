@@ -446,6 +446,10 @@ fn config_of(file: &Gguf) -> Result<ModelConfig, ConfigError> {
     ends.retain(|id| seen.insert(*id));
     let edits = metadata.get(EDITS).and_then(|v| v.as_str()).map_or(Ok(Vec::new()), serde_json::from_str);
     let head_dim = count("attention.key_length").unwrap_or(hidden_size / heads.max(1));
+    if let Some(rotated) = count("rope.dimension_count").filter(|rotated| *rotated != head_dim) {
+        let what = format!("{name}.rope.dimension_count is {rotated}, of {head_dim}: heads that are rotated in part are not supported");
+        return Err(ConfigError::Unsupported(what));
+    }
     let rope_theta = float("rope.freq_base").unwrap_or(10_000.0);
     let max_position_embeddings = need("context_length")?;
     let rotation = Rotation { theta: rope_theta, dim: head_dim, longest: max_position_embeddings };

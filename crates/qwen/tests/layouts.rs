@@ -9,8 +9,8 @@ use bellows_qwen::load::replace;
 use bellows_qwen::model::pass::Pass;
 use bellows_qwen::model::{CausalLm, ModelConfig};
 use bellows_qwen::weights::visit;
-use bellows_weights::DType;
-use bellows_weights::gguf::Preset;
+use bellows_weights::gguf::{self, Gguf, Preset};
+use bellows_weights::{DType, WeightsError};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use serde_json::Value;
 
@@ -118,6 +118,27 @@ fn a_scaling_survives_a_directory_and_a_gguf_or_is_refused() {
     let names: Vec<&str> = refused.iter().map(|(name, _)| name.as_str()).collect();
     assert_eq!(names, ["yarn with constants", "yarn with a factor", "longrope, short", "longrope, long"]);
     assert!(refused.iter().all(|(_, error)| error.contains("no GGUF is written")), "{refused:?}");
+}
+
+#[test]
+fn a_gguf_whose_heads_are_rotated_in_part_is_refused() {
+    let (dir, case) = (tempfile::tempdir().unwrap(), cases().into_iter().find(|case| case["name"] == "mistral with a window").unwrap());
+    let config = ModelConfig::from_json(&case["config"].to_string()).unwrap();
+    let [plain, path] = ["plain.gguf", "m.gguf"].map(|name| dir.path().join(name));
+    write_gguf(&plain, &model(&config), &config, &tokenizer(), Preset::F16, "m").unwrap();
+    let file = Gguf::open(&plain).unwrap();
+    let key = format!("{}.rope.dimension_count", config.architecture.gguf_name());
+    let shape = |rotated: Option<usize>| {
+        let mut metadata = file.metadata().clone();
+        assert!(metadata.shift_remove(&key).is_some(), "we say it ourselves");
+        metadata.extend(rotated.map(|n| (key.clone(), gguf::Value::U32(n as u32))));
+        let out = std::fs::File::create(&path).unwrap();
+        gguf::write::<WeightsError>(out, &metadata, file.tensors(), |name| file.tensor_f32(name)).unwrap();
+        Base::shape(&path).map(|shape| shape.head_dim).map_err(|error| error.to_string())
+    };
+    assert_eq!([None, Some(config.head_dim)].map(shape), [Ok(config.head_dim), Ok(config.head_dim)]);
+    let error = shape(Some(config.head_dim / 2)).unwrap_err();
+    assert!(error.contains("heads that are rotated in part are not supported") && error.contains("m.gguf"), "{error}");
 }
 
 /// A window is the same in packed rows, and token by token.

@@ -250,9 +250,9 @@ impl Fault {
         ChatError { path: Some(path.to_owned()), line: None, fault: self }
     }
 
-    /// This fault, on `line` (from 1) of `path`.
+    /// This fault, on `line` (from 1; 0 is none) of `path`.
     pub fn on_line(self, path: &Path, line: u64) -> ChatError {
-        ChatError { path: Some(path.to_owned()), line: Some(line), fault: self }
+        ChatError { path: Some(path.to_owned()), line: (line > 0).then_some(line), fault: self }
     }
 
     /// What `work` returns, or this: libraries check most of a damaged file, and index without a check in places. Their panics are told by it alone.

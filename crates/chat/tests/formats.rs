@@ -302,6 +302,10 @@ fn faults_say_where_and_what() {
         (json!({"input_ids": [1, 2], "labels": [1]}).to_string(), &["`labels` is 1 numbers long"]),
         (json!({"input_ids": [1, 2], "labels": [2, -100]}).to_string(), &["`labels[0]` is 2", "not shifted"]),
         (json!({"conversations": [{"from": "bot", "value": "a"}]}).to_string(), &["`conversations[0].from` is \"bot\"", "gpt"]),
+        (
+            json!({"conversations": [{"from": "human", "value": "a"}, {"from": "function_call", "value": "{\"name\": "}]}).to_string(),
+            &["`conversations[1].value` is broken JSON: ", "; expected the JSON text of a call"],
+        ),
         ("7".into(), &["`the row` is 7", "an object"]),
         ("{\"text\": \"a\", \"text\": \"b\"}".into(), &["broken JSON", "`text` is there twice"]),
         ("{\"text\": \"a\"".into(), &["broken JSON", "object, at column 12"]),

@@ -202,7 +202,9 @@ fn sharegpt(row: &Map<String, Value>) -> Result<Example, Fault> {
         let value = turn.get("value").and_then(Value::as_str);
         let value = value.ok_or_else(|| Fault::Value { key: at("value"), found: found(turn.get("value")), expected: "text" })?;
         if name == "function_call" {
-            let calls = super::json::parse(value)?;
+            let expected = "the JSON text of a call, or of a list of calls";
+            let calls = super::json::parse(value);
+            let calls = calls.map_err(|fault| Fault::Value { key: at("value"), found: fault.to_string(), expected })?;
             let calls = if let Value::Array(list) = calls { list } else { vec![calls] };
             let tool_calls = calls.iter().map(|call| tool_call(call, &at("value"))).collect::<Result<_, _>>()?;
             messages.push(Message { tool_calls, train, ..Message::new(Role::Assistant, "") });

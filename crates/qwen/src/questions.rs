@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use bellows_chat::{
-    ChatError, Conversation, Dataset, EncodeOptions, Encoded, Example, Fault, Message, Place, RenderOptions, Role, Splits, Template,
-    Tokenizer, encode, encode_prompt,
+    ChatError, Conversation, Dataset, EncodeOptions, Encoded, Example, Fault, Message, Place, ReadOptions, RenderOptions, Role, Splits,
+    Template, Tokenizer, encode, encode_prompt,
 };
 use serde_json::{Map, Value};
 
@@ -66,7 +66,7 @@ pub struct Words<'a> {
 
 impl Words<'_> {
     /// The rows of files, and of folders those to judge by ([`Splits::judged`]): `{prompt, choices, answer}` are multiple choice, `{prompt, answer}` exact
-    /// match, all others texts or chats to take the loss of.
+    /// match, all others texts or chats to take the loss of; so is a row with a text under a key that was named for it.
     ///
     /// # Errors
     /// The first row that cannot be used, with file and line; with `skip_bad_rows` more than 1 % of them.
@@ -93,8 +93,8 @@ impl Words<'_> {
     fn row(&self, set: &Dataset, i: usize, questions: &mut Questions) -> Result<(), ChatError> {
         let here = |fault: Fault| fault.on_line(set.path(), set.line(i));
         match set.value(i)? {
-            Value::Object(row) if has(&row, "choices") => questions.choices.push(self.choice(&row).map_err(here)?),
-            Value::Object(row) if self.is_exact(&row) => {
+            Value::Object(row) if has(&row, "choices") && !self.is_text(&row) => questions.choices.push(self.choice(&row).map_err(here)?),
+            Value::Object(row) if self.is_exact(&row) && !self.is_text(&row) => {
                 let answer = text_of(&row, "answer").map_err(here)?.trim().to_owned();
                 questions.exact.push(Exact { prompt: self.prompt(&row).map_err(here)?, answer });
             }
@@ -110,6 +110,12 @@ impl Words<'_> {
         Ok(())
     }
 
+    /// Whether a row has a text under a key that was named for it: what is named comes before all else that a row has.
+    fn is_text(&self, row: &Map<String, Value>) -> bool {
+        let key = self.config.text_key.as_str();
+        key != ReadOptions::default().text_key && row.get(key).is_some_and(|text| !text.is_null() && text != "")
+    }
+
     /// Whether a row asks for its `answer`, and is not one to learn from that has an answer besides.
     fn is_exact(&self, row: &Map<String, Value>) -> bool {
         let (prompt, completion) = (self.config.prompt_key.as_str(), self.config.completion_key.as_str());
@@ -120,7 +126,8 @@ impl Words<'_> {
 
     /// The tokens of a row's prompt, with its `system` message if there is one.
     fn prompt(&self, row: &Map<String, Value>) -> Result<Vec<u32>, Fault> {
-        let key = if has(row, "question") { "question" } else { &self.config.prompt_key };
+        let named = self.config.prompt_key != ReadOptions::default().prompt_key && has(row, &self.config.prompt_key);
+        let key = if has(row, "question") && !named { "question" } else { &self.config.prompt_key };
         let prompt = text_of(row, key)?;
         if self.asking.raw {
             let ids = self.tokenizer.encode(prompt, self.options.special_in_content)?;

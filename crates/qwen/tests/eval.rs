@@ -143,6 +143,21 @@ fn the_likeliest_choice_is_the_answer_and_greedy_answers_are_compared_whole() {
     let learnt = json!({ "problem": "p", "answer": "4", "text": "AB" });
     let told = score(&[learnt], &model, &shape, 0).unwrap();
     assert!(told.loss.is_some() && told.exact_match.is_none(), "a row to learn from is one, whatever it has besides: {told:?}");
+    // What is named comes first.
+    let named = |text_key: &str, prompt_key: &str, row: Value| {
+        let (text_key, prompt_key) = (text_key.into(), prompt_key.into());
+        let config = SftConfig { text_key, prompt_key, batch_size: 2, pad_to_multiple_of: 8, ..SftConfig::default() };
+        let judged = asked("rows.jsonl", &row.to_string(), &config, 0, |words, questions| {
+            Judge { shape: &shape, words }.score(&model, questions, &Device::flex(), &mut |_, _| {}).unwrap()
+        });
+        judged.unwrap()
+    };
+    let told = named("story", "prompt", json!({ "question": prompt, "answer": "4", "choices": ["3", "4"], "story": "AB" }));
+    assert!(told.loss.is_some() && told.exact_match.is_none() && told.choice.is_none(), "{told:?}");
+    let told = named("story", "prompt", json!({ "question": prompt, "answer": said, "story": "" }));
+    assert_eq!(told.exact_match, Some(Right { right: 1, rows: 1 }));
+    let told = named("text", "problem", json!({ "problem": prompt, "question": 7, "answer": said }));
+    assert_eq!(told.exact_match, Some(Right { right: 1, rows: 1 }));
     let lines = table(&scores, Some(&scores));
     assert_eq!(lines, [("exact match", "50.0 % (1 of 2, 9.5 to 90.5)".to_owned(), Some("50.0 % (1 of 2, 9.5 to 90.5)".to_owned()))]);
 }

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use bellows_chat::{ChatError, Conversation, Dataset, Example, Message, ReadOptions, Role, Splits, ToolCall, files};
 use parquet::data_type::{ByteArray, ByteArrayType};
@@ -189,6 +190,15 @@ fn containers() {
     // Brackets, quotes and backslashes in text do not end an element.
     let odd = r#"{"text": "]},{\"[\\"}"#;
     assert_eq!(read("a.json", format!("[{odd} , {odd}]")), vec![Example::Text("]},{\"[\\".into()); 2]);
+}
+
+/// Each key compared with all before it would be twenty thousand million comparisons.
+#[test]
+fn a_table_of_many_columns_takes_no_time() {
+    let line = |cell: &str| (0..200_000).map(|i| format!("{cell}{i},")).collect::<String>();
+    let begun = Instant::now();
+    assert_eq!(read("a.csv", format!("{}text\n{}b\n", line("column"), line("a"))), [Example::Text("b".into())]);
+    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
 }
 
 /// rows.parquet holds nested messages and a column of nulls (fixtures/rows.py).

@@ -1,6 +1,7 @@
 //! CSV with a header line, row by row. Cells that hold lists in the other formats hold the JSON text of them here; those that hold text or a chat
 //! are a chat where they are the JSON text of one. `choices`, which training never looks at, are text where they are no JSON.
 
+use std::collections::HashSet;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
@@ -23,7 +24,8 @@ pub(super) fn index(file: &File, path: &Path) -> Result<(Vec<String>, Vec<Span>)
     let mut reader = ReaderBuilder::new().flexible(true).from_reader(file);
     // The byte order mark is the reader's to remove, but not all files have it where it looks.
     let header: Vec<String> = reader.headers().map_err(refused)?.iter().map(|key| key.trim_start_matches('\u{feff}').to_owned()).collect();
-    if let Some(key) = header.iter().enumerate().find_map(|(at, key)| header[..at].contains(key).then_some(key)) {
+    let mut seen = HashSet::new();
+    if let Some(key) = header.iter().find(|key| !seen.insert(key.as_str())) {
         return Err(Fault::Table { format: "CSV", what: format!("the column `{key}` is there twice") }.on_line(path, 1));
     }
     let (mut spans, mut record) = (Vec::new(), ByteRecord::new());

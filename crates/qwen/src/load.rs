@@ -1,5 +1,7 @@
 //! Checkpoint tensors into a model, under the checkpoint's own names.
 
+use std::collections::BTreeSet;
+
 use bellows_weights::WeightsError;
 use burn::module::Param;
 use burn::tensor::Tensor;
@@ -66,19 +68,22 @@ pub(crate) fn load_for(
     frozen: bool,
     mut read: impl FnMut(&str) -> Result<Option<HostTensor>, WeightsError>,
 ) -> Result<CausalLm, LoadError> {
-    let [dtype, _] = dtypes;
+    let ([dtype, _], mut dense) = (dtypes, BTreeSet::new());
     let mut need = |name: &str| -> Result<HostTensor, LoadError> { read(name)?.ok_or_else(|| LoadError::Missing(name.into())) };
     for (name, linear) in model.linears_mut().filter(|(_, linear)| matches!(linear.weight, Weight::Dense(_))) {
         let (name, shape, device) = (format!("{name}.weight"), linear.weight.dims(), linear.weight.device());
         let Some((encode, holds)) = dtype.encoder(&device).filter(|_| frozen || dtype.rounds()) else { break };
         let values = checked(&name, need(&name)?, &shape)?;
-        // A model is of one type: of the others none will fit, either.
-        if !values.iter().copied().all(holds) {
-            break;
-        }
-        linear.weight = Weight::Blocks(encode(&values, shape, &device));
+        // Each by its own values, as plans count them: a file may have maps of several types.
+        linear.weight = if values.iter().copied().all(holds) {
+            Weight::Blocks(encode(&values, shape, &device))
+        } else {
+            let tensor = dtype.tensor(values, shape, &device).map_err(|_| LoadError::Range(name.clone()))?;
+            dense.insert(name);
+            Weight::frozen(tensor)
+        };
     }
-    fill(model, Some(dtypes), &mut |name| need(name).map(Some))
+    fill(model, Some(dtypes), &mut |name| if dense.contains(name) { Ok(None) } else { need(name).map(Some) })
 }
 
 /// The values of a tensor that has the shape it should have, and numbers in it.

@@ -29,8 +29,8 @@ use bellows_qwen::task::SftTask;
 use bellows_qwen::train::Finetune;
 use bellows_qwen::weights::visit;
 use bellows_runs::RunDir;
-use bellows_weights::gguf::Preset;
-use bellows_weights::to_safetensors;
+use bellows_weights::gguf::{self, Gguf, Preset};
+use bellows_weights::{BlockType, WeightsError, to_safetensors};
 use burn::data::dataset::InMemDataset;
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Device, DeviceKind, Distribution, Int, Tensor, TensorData};
@@ -238,6 +238,22 @@ fn a_card_keeps_the_blocks_of_a_gguf() {
         let planned = Base::storage(&file, BaseDtype::Auto, true, Place::Card).bytes([of_maps, 1]);
         // A number for scales that are none, and codes in whole words.
         assert!((held as f64 - planned).abs() < 7.0 * 8.0, "{}: {held} of {planned}", preset.name());
+    }
+    // Of a file of several types each map is kept by its own, whatever comes before it.
+    let [plain, mixed] = ["m.gguf", "mixed.gguf"].map(|name| dir.path().join(name));
+    let file = Gguf::open(&plain).unwrap();
+    let mut tensors = file.tensors().clone();
+    for (name, kind) in [("blk.0.attn_k.weight", BlockType::BF16), ("blk.0.attn_v.weight", BlockType::Q8_0)] {
+        tensors.get_mut(name).unwrap().kind = kind;
+    }
+    let out = std::fs::File::create(&mixed).unwrap();
+    gguf::write::<WeightsError>(out, file.metadata(), &tensors, |name| file.tensor_f32(name)).unwrap();
+    let [ours, theirs] = [&card, &Device::flex()].map(|device| Base::open_for(&mixed, [BaseDtype::Auto; 2], true, device).unwrap().model);
+    let in_blocks: Vec<bool> = ours.linears().map(|(_, linear)| matches!(linear.weight, Weight::Blocks(_))).collect();
+    assert_eq!(in_blocks, [false, true, true, false, false, false, false]);
+    for ((name, ours), (_, theirs)) in ours.linears().zip(theirs.linears()) {
+        let [there, here] = [ours, theirs].map(|linear| host(linear.weight.val().cast(DType::F32)));
+        assert!(there == here && there.iter().any(|v| *v != 0.0), "{name}");
     }
 }
 

@@ -61,7 +61,8 @@ fn shapes(model: &ModelConfig, config: &SftConfig) -> Vec<Shape> {
     let [queries, keys] = [model.num_attention_heads, model.num_key_value_heads];
     let sequences = config.batch_size * config.objective.sequences();
     let rows = sequences * config.max_seq_length.next_multiple_of(config.pad_to_multiple_of.max(1));
-    let (rank, storages) = (rank(config), storages(config));
+    // A file may say any rank, and its tensors are not looked at yet.
+    let (rank, storages) = (rank(config).min(hidden.max(inner)), storages(config));
     let maps = [[queries * width, hidden], [keys * width, hidden], [hidden, queries * width], [inner, hidden], [hidden, inner]];
     let whole = |[_, columns]: [usize; 2], storage: &Option<Storage>| match storage {
         Some(Storage::File(id)) => BlockType::from_id(*id).is_some_and(|kind| columns.is_multiple_of(kind.block_len())),
@@ -145,6 +146,8 @@ mod tests {
         assert!(of(&plain).contains(&gate), "{:?}", of(&plain));
         let small = SftConfig { batch_size: 1, ..plain.clone() };
         assert!(of(&small).contains(&LinearMap { rows: 256, ..gate }), "{:?}", of(&small));
+        let none = SftConfig { r: 1 << 50, ..plain.clone() };
+        assert!(of(&none).iter().all(|map| map.rank == 4864), "{:?}", of(&none));
         for alone in [
             SftConfig { lora_dropout: 0.1, ..plain.clone() },
             SftConfig { use_dora: true, ..plain.clone() },

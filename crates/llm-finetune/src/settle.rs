@@ -11,7 +11,6 @@ use bellows_qwen::hub::describe;
 use bellows_qwen::memory::Plan;
 use bellows_qwen::model::ModelConfig;
 use bellows_qwen::storage::Storage;
-use bellows_qwen::train::with_adapter;
 
 /// How the model of these settings is kept there.
 pub(crate) fn storage(config: &SftConfig, place: Place) -> Result<Storage, Failure> {
@@ -29,11 +28,11 @@ pub(crate) fn widened(config: &SftConfig, kept: Storage) -> Result<Option<String
     }
 }
 
-/// The settings of a run with `auto` settled, and its plan; those of an adapter that it goes on from are the adapter's. So many ranks are `here`, on this
-/// machine: they share its memory, and a card's if they compute on one.
+/// The settings of a run with `auto` settled, and its plan. So many ranks are `here`, on this machine: they share its memory, and a card's if they compute
+/// on one.
 ///
 /// # Errors
-/// A plan beyond the limit that is set, a tensor beyond what the device allocates at a time, an adapter that cannot be gone on from.
+/// A plan beyond the limit that is set, a tensor beyond what the device allocates at a time.
 pub(crate) fn settle_memory(
     config: SftConfig,
     model: &ModelConfig,
@@ -41,7 +40,6 @@ pub(crate) fn settle_memory(
     device: &Selected,
     here: usize,
 ) -> Result<(SftConfig, Plan), Failure> {
-    let (config, _) = with_adapter(config)?;
     let place = Place::of(&device.device);
     let sharing = if place == Place::Processor || share_card(&config.device, device, here) { here } else { 1 };
     let free = place.room(device.memory).map(|bytes| bytes / sharing as f64);

@@ -21,7 +21,7 @@ use bellows_qwen::merging::{Merging, own_dtype};
 use bellows_qwen::model::{CausalLm, ModelConfig};
 use bellows_qwen::modelfile::modelfile;
 use bellows_qwen::storage::BaseDtype;
-use bellows_qwen::train::{Finetune, MADE_BASE, Report};
+use bellows_qwen::train::{Finetune, MADE_BASE, Report, with_adapter};
 use bellows_runs::{Unwritten, write_atomic};
 use bellows_settings::Layer;
 use bellows_weights::gguf::Preset;
@@ -43,6 +43,7 @@ const MADE: [&str; 8] = [MADE_BASE, "adapter", "model", "merged", "model-*.gguf"
 pub(crate) fn run(session: Session, args: &TrainArgs, config: SftConfig, resumed: Option<PathBuf>) -> Result<(), Failure> {
     say(&format!("Bellows {} · {} · {}", env!("CARGO_PKG_VERSION"), config.model, config.data.join(", ")));
     let model = find_model(&config)?;
+    let config = find_adapter(config, resumed.is_some())?;
     let of_run = of_run(&config, model.as_ref());
     let device = pick_device(&config.device, &ProbeOptions { reprobe: args.reprobe, tune: args.tune, ..of_run })?;
     has_numbers(config.precision, &device).inspect_err(|_| unfit())?;
@@ -130,6 +131,17 @@ pub(crate) fn find_model(config: &SftConfig) -> Result<Option<ModelConfig>, Fail
         Checkpoint::open(&path)?;
     }
     Ok(Some(shape))
+}
+
+/// All settings of a run, those of an adapter that it goes on from the adapter's: a device is proved in its ranks, and data are read with its tokenizer. One
+/// that is `resumed` reads it again, for what no checkpoint has: its patterns, its tokenizer, and what it brings of the model's own weights.
+fn find_adapter(config: SftConfig, resumed: bool) -> Result<SftConfig, Failure> {
+    let file = config.adapter.as_ref().map(|dir| Path::new(dir).join("adapter_config.json"));
+    if let Some(file) = file.filter(|file| resumed && !file.exists()) {
+        let reason = format!("there is no {} any more, and the adapter that a run began with is read again", file.display());
+        return Err(Usage(format!("--resume: {reason}: --adapter DIR says where it lies by now")).into());
+    }
+    Ok(with_adapter(config)?.0)
 }
 
 /// Where the data sets of a run lie; those of the hub are downloaded. A run that is `resumed` takes what lies there: more of a set than it began with

@@ -16,7 +16,7 @@ use bellows_learner::{BatchReport, Observer, Phase, StepTimes};
 use bellows_qwen::config::SftConfig;
 use bellows_qwen::data::SftData;
 use bellows_qwen::examples::Examples;
-use bellows_qwen::train::Finetune;
+use bellows_qwen::train::{Finetune, with_adapter};
 use bellows_runs::RunDir;
 use serde_json::{Value, json};
 
@@ -138,7 +138,9 @@ fn measure(config: SftConfig, batch: usize, signals: &Signals) -> Result<(), Fai
         profile: true,
         ..config
     };
-    let device = pick_device(&config.device, &of_run(&config, find_model(&config)?.as_ref()))?;
+    let model = find_model(&config)?;
+    let (config, _) = with_adapter(config)?;
+    let device = pick_device(&config.device, &of_run(&config, model.as_ref()))?;
     has_numbers(config.precision, &device)?;
     let paths = data_paths(&config, false)?;
     let (shape, tokenizer) = open_tokenizer(&config, &paths)?;

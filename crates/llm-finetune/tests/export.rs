@@ -325,6 +325,27 @@ fn what_the_run_before_has_left_is_set_aside_but_for_what_is_read() {
     assert!(code == 0 && !out.contains("set aside") && at("adapter/adapter_model.safetensors").exists(), "{code} {out}{error}");
 }
 
+/// Before a device is asked, which is to prove the adapter's own ranks.
+#[test]
+fn a_run_whose_adapter_is_gone_says_how_it_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let (base, lora) = (Base::tiny(["one more than 2? "], 0, &Device::flex()).unwrap(), LoraConfig::default());
+    write_transformers(&dir.path().join("model"), &base.model, &base.config, &base.tokenizer, DType::F32).unwrap();
+    peft::write(&dir.path().join("adapter"), &lora.apply(base.model, 0).unwrap(), &lora, Some("model")).unwrap();
+    let rows: String = (0..4).map(|i| format!("{{\"prompt\": \"one more than {i}? \", \"completion\": \"{}\"}}\n", i + 1)).collect();
+    std::fs::write(dir.path().join("rows.jsonl"), rows).unwrap();
+    let args = ["--model", "model", "--adapter", "adapter", "--data", "rows.jsonl", "--epochs", "1", "--max-seq-length", "32"];
+    let (code, _, error) = run(dir.path(), &[&args[..], &["--device", "cpu"]].concat());
+    assert_eq!(code, 0, "{error}");
+    std::fs::rename(dir.path().join("adapter"), dir.path().join("elsewhere")).unwrap();
+    let resume = |more: &[&str]| run(dir.path(), &[&["--resume", "runs/sft/train"], more].concat());
+    let (code, out, error) = resume(&[]);
+    assert!(code == 2 && error.contains("there is no adapter/adapter_config.json any more") && error.contains("--adapter DIR"), "{error}");
+    assert!(!out.contains("device: "), "{out}");
+    let (code, _, error) = resume(&["--adapter", "elsewhere"]);
+    assert_eq!(code, 0, "{error}");
+}
+
 #[test]
 fn a_preview_names_ten_faulty_rows() {
     let dir = tempfile::tempdir().unwrap();

@@ -77,19 +77,30 @@ fn name(names: &[String], class: u32) -> String {
     names.get(class as usize).cloned().unwrap_or_else(|| format!("class_{class}"))
 }
 
+/// Bytes of a file's name but for its suffix: file systems have room for 255, of which a suffix may take four.
+pub(super) const LONGEST: usize = 251;
+
+/// The first `bytes` of a name, or a letter's less.
+pub(super) fn shortened(name: &str, bytes: usize) -> &str {
+    &name[..name.floor_char_boundary(bytes)]
+}
+
 /// File names that nobody has had yet: images of one name from two folders do not overwrite each other. Of each name, the number that is tried next.
 #[derive(Debug, Default)]
 pub struct FreshNames(HashMap<String, u64>);
 
 impl FreshNames {
-    /// `stem`, or `stem_2`, `stem_3`, ... without those that are `owned`: a number does not take the name that another image has by itself.
+    /// `stem`, or `stem_2`, `stem_3`, ... without those that are `owned`: a number does not take the name that another image has by itself. Of a `stem` that leaves it
+    /// no room in the name of a file the end is left out.
     pub fn fresh(&mut self, stem: &str, owned: &HashSet<String>) -> PathBuf {
         let is_owned = |name: &str| owned.contains(name.rsplit('/').next().unwrap_or(name));
+        let longest = stem.rfind('/').map_or(0, |at| at + 1) + LONGEST;
         let mut name = stem.to_string();
         let mut number = self.0.get(stem).copied().unwrap_or(2);
         let mut is_free = !self.0.contains_key(stem);
         while !is_free {
-            name = format!("{stem}_{number}");
+            let ending = format!("_{number}");
+            name = shortened(stem, longest - ending.len()).to_owned() + &ending;
             number += 1;
             is_free = !self.0.contains_key(&name) && !is_owned(&name);
         }
@@ -151,5 +162,10 @@ mod tests {
         owned.extend(["c", "c_2"].map(String::from));
         let names = ["c", "c", "c_2", "c_2", "car/c", "car/c"].map(|s| fresh.fresh(s, &owned).display().to_string());
         assert_eq!(names, ["c", "c_3", "c_2", "c_2_2", "car/c", "car/c_3"]);
+        // Names as long as may be, of letters of two bytes; the second has all but its last bytes in common.
+        let [long, other] = ["a", "b"].map(|end| format!("car/{}{end}", "é".repeat(125)));
+        let names = [&long, &long, &other, &other].map(|s| fresh.fresh(s, &owned).display().to_string());
+        let begin = format!("car/{}", "é".repeat(124));
+        assert_eq!(names, [long, format!("{begin}_2"), other, format!("{begin}_3")]);
     }
 }

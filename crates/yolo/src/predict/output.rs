@@ -3,13 +3,22 @@
 //! Class names come from a weight file, which may be a stranger's: as names of folders they lose everything that could lead elsewhere.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::path::PathBuf;
+use std::io::Read;
+use std::path::{Path, PathBuf};
 
 use bellows_learner::format_g;
+use bellows_runs::open_regular;
 use serde_json::{Value, json};
 
 use crate::boxes::{Detection, xyxy_to_xywh};
 use crate::data::{Frame, Size};
+
+/// What a crop's comment begins with.
+const CROP_OF: &str = "crop of ";
+/// What precedes a comment in a JPEG, and its length.
+const COMMENT: [u8; 2] = [0xFF, 0xFE];
+/// Bytes of a file that are searched for it, and more.
+const HEAD: u64 = 4096;
 
 /// `4 persons, 1 bus`, in the order of classes; `(no detections)`.
 pub fn sentence(found: &[Detection], names: &[String]) -> String {
@@ -64,6 +73,31 @@ pub fn crop(frame: &Frame, detection: &Detection) -> Option<Frame> {
     let mut part = Frame::filled(frame.channels, x2 - x1, y2 - y1, 0);
     part.paste(frame, (x1, y1), (0, 0), x2 - x1, y2 - y1);
     Some(part)
+}
+
+/// A JPEG with a comment that says what it is a crop of: its file is called by a number where others are, which may be another image's own name.
+pub fn signed(jpeg: &[u8], of: &str) -> Vec<u8> {
+    let text = format!("{CROP_OF}{of}");
+    let length = (text.len() as u16 + 2).to_be_bytes();
+    let (begin, rest) = jpeg.split_at(behind_jfif(jpeg));
+    [begin, &COMMENT[..], &length[..], text.as_bytes(), rest].concat()
+}
+
+/// What the file at `path` is a crop of, if it says so.
+pub fn crop_of(path: &Path) -> Option<String> {
+    let mut head = Vec::new();
+    open_regular(path).ok()?.take(HEAD).read_to_end(&mut head).ok()?;
+    let (length, text) = head.get(behind_jfif(&head)..)?.strip_prefix(&COMMENT)?.split_first_chunk()?;
+    let text = text.get(..usize::from(u16::from_be_bytes(*length)).checked_sub(2)?)?;
+    std::str::from_utf8(text).ok()?.strip_prefix(CROP_OF).map(str::to_owned)
+}
+
+/// Where comments stand in a JPEG as it is written here: behind the segment that says that it is one, which some look for in its first bytes.
+fn behind_jfif(jpeg: &[u8]) -> usize {
+    match jpeg {
+        [0xFF, 0xD8, 0xFF, 0xE0, high, low, ..] => 4 + usize::from(u16::from_be_bytes([*high, *low])),
+        _ => 0,
+    }
 }
 
 /// A class's name as the name of a folder.

@@ -19,7 +19,7 @@ pub struct LearnerConfig {
     pub time: Option<f64>,
     /// Updates after which training ends, wherever in an epoch that is.
     pub max_steps: Option<u64>,
-    /// Epochs, or evaluations within one, without improvement after which training stops; 0 never stops.
+    /// Epochs without improvement, judged or not, after which training stops, or evaluations where `eval_steps` makes some within an epoch; 0 never stops.
     pub patience: usize,
     /// Learning rate, momentum, warm-up, accumulation.
     pub schedule: Schedule,

@@ -47,7 +47,7 @@ pub struct Counters {
     pub item_count: u64,
     /// Best fitness so far and the epoch (from 0) it was reached in.
     pub best: Option<(f64, usize)>,
-    /// Epochs, or evaluations within one, since then.
+    /// Epochs since then, or evaluations with `eval_steps`.
     pub since_best: usize,
     /// Updates made when the model was last evaluated.
     pub evaluated_at: u64,

@@ -151,8 +151,9 @@ impl<T: Task> Run<T> {
 
     /// What an evaluation changes of the counters.
     fn count_evaluation(&mut self, evaluation: Option<Evaluation>, at: Judging) -> EpochReport {
-        // Patience is counted in epochs, however few of them are judged.
-        let passed = if at.complete { self.settings.config.val_interval } else { 1 };
+        // Patience is of epochs, however few of them are judged, or of evaluations where some are made within an epoch.
+        let config = &self.settings.config;
+        let passed = if at.complete && config.eval_steps.is_none() { config.val_interval } else { 1 };
         // The time may have run out after an epoch that was not judged: that one is judged now, for of the next nothing is trained.
         let epoch = if at.complete { self.state.counters.epoch } else { self.judged_epoch() };
         let counters = &mut self.state.counters;

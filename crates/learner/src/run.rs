@@ -29,7 +29,7 @@ use crate::watchers::Watchers;
 pub enum Outcome {
     /// All epochs are done, or the time or the steps that there were.
     Finished,
-    /// No improvement for `patience` epochs, or evaluations within one.
+    /// No improvement for `patience` epochs, or evaluations with `eval_steps`.
     EarlyStopped,
     /// A signal or an observer asked for it; the state is saved.
     Interrupted,

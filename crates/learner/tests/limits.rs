@@ -164,6 +164,14 @@ fn of_the_epochs_every_so_many_are_judged_and_the_last() {
     assert_eq!(session.fit(&data()).unwrap(), Outcome::EarlyStopped);
     assert_eq!((session.state().counters.epoch, rows(dir.path())), (6, 6));
     assert_eq!(said(dir.path()), "stopped early: no improvement for 6 epochs (patience 5)");
+    // With evaluations within an epoch it is of these, and those after an epoch are no more than one each.
+    let dir = tempfile::tempdir().unwrap();
+    let within = LearnerConfig { epochs: 30, val_interval: 2, eval_steps: Some(1), patience: 20, ..config() };
+    let mut session = learner(dir.path(), within, never_good);
+    assert_eq!(session.fit(&data()).unwrap(), Outcome::EarlyStopped);
+    assert_eq!(said(dir.path()), "stopped early: no improvement for 20 evaluations (patience 20)");
+    let events = std::fs::read_to_string(dir.path().join("run/events.jsonl")).unwrap();
+    assert_eq!(events.lines().filter(|line| line.contains("\"val/mse\"")).count(), 20);
     let refused = LearnerConfig { val_interval: 0, ..config() }.validate().unwrap_err().to_string();
     assert!(refused.contains("val_interval") && refused.contains("at least 1"), "{refused}");
 }

@@ -33,6 +33,15 @@ pub enum PathError {
     },
 }
 
+/// Opens a file for reading, if it is a regular one or a link to one: a pipe is waited for until somebody writes, and a device may have no end.
+///
+/// # Errors
+/// What the system says, or "not a regular file".
+pub fn open_regular(path: &Path) -> io::Result<File> {
+    // Looked at before opening: opening a pipe would block for ever.
+    if fs::metadata(path)?.is_file() { File::open(path) } else { Err(io::Error::other("not a regular file")) }
+}
+
 /// The contents of a file the user named, of at most `max_bytes`, even if it grows meanwhile.
 pub fn read_bounded(path: &Path, max_bytes: u64) -> Result<Vec<u8>, PathError> {
     let io = |error| PathError::Io { path: path.into(), error };
@@ -72,6 +81,9 @@ mod tests {
     #[test]
     fn devices_pipes_and_files_of_unknown_size() {
         assert!(matches!(read_bounded(Path::new("/dev/zero"), 5), Err(PathError::NotAFile { .. })));
+        assert_eq!(open_regular(Path::new("/dev/zero")).unwrap_err().to_string(), "not a regular file");
+        assert!(open_regular(Path::new("/proc/self/status")).is_ok());
+        assert_eq!(open_regular(Path::new("/proc/none")).unwrap_err().kind(), io::ErrorKind::NotFound);
         // Says it has 0 bytes, and has more.
         assert!(matches!(read_bounded(Path::new("/proc/self/status"), 5), Err(PathError::TooLarge { found: 6, .. })));
     }

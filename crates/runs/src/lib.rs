@@ -24,7 +24,7 @@ mod store;
 mod waiting;
 
 pub use atomic::{part_of, publish, scratch_in, sweep_dead, write_atomic, write_atomic_with, write_unflushed};
-pub use bounded::{PathError, read_bounded};
+pub use bounded::{PathError, open_regular, read_bounded};
 pub use checkpoints::{Checkpoint, Checkpoints, Latest, LoadError, SaveError, SetAside};
 pub use folder::cache_dir;
 pub use heartbeat::{Beat, End, Heartbeat, read_beat};

@@ -139,7 +139,7 @@ pub(crate) fn run(matches: &ArgMatches, _: &Signals) -> Result<(), Failure> {
     let [height, width] = text(matches, "imgsz").map_or(Ok([config.imgsz; 2]), |typed| sides(&typed))?.map(|side| side as u32);
     let look = PredictConfig { imgsz: Size { width, height }, batch: whole("batch"), nms, tiling };
     let predictor = Predictor::new(weights.detector(&device.device)?.fuse(&device.device), &device.device, look);
-    let results = Results::new(wanted(matches, &config)?, &inputs, weights.names().to_vec());
+    let results = Results::new(wanted(matches, &config)?, &inputs, weights.names().to_vec())?;
     let (results, clock) = walk(&predictor, &inputs, (whole("vid-stride") as u64, config.levels().alone(), config.stack()), results)?;
     results.end(clock.elapsed().as_secs_f64())
 }

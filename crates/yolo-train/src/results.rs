@@ -1,13 +1,13 @@
 //! What `predict` leaves: lines, label files, crops, images and films with boxes drawn.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use bellows_cli::{Context, Exit, Failure, Usage, note, reader_has_gone, say};
 use bellows_yolo::boxes::Detection;
 use bellows_yolo::plots::{Annotator, GridBox, Ink, encode};
-use bellows_yolo::predict::output::{FreshNames, crop, folder, json_line, label_lines, sentence};
+use bellows_yolo::predict::output::{FreshNames, crop, crop_of, folder, json_line, label_lines, sentence, signed};
 use bellows_yolo::predict::source::Input;
 use bellows_yolo::predict::video::FilmWriter;
 
@@ -56,6 +56,8 @@ pub(crate) struct Results {
     /// Of label files, which frames of films have too.
     fresh_labels: FreshNames,
     fresh_crops: FreshNames,
+    /// Crops of runs before this one, by the name of what they are of.
+    crops_before: HashMap<String, Vec<PathBuf>>,
     film: Option<OpenFilm>,
     looked_at: usize,
     skipped: usize,
@@ -64,12 +66,17 @@ pub(crate) struct Results {
 }
 
 impl Results {
-    pub(crate) fn new(wanted: Wanted, inputs: &[Input], names: Vec<String>) -> Self {
+    /// Looks at the crops that are in the folder.
+    ///
+    /// # Errors
+    /// A folder that cannot be listed.
+    pub(crate) fn new(wanted: Wanted, inputs: &[Input], names: Vec<String>) -> Result<Self, Failure> {
         let annotator = Annotator::new(wanted.ink);
         let (sources, stems) = (inputs.len(), inputs.iter().map(Input::stem).collect());
         let (fresh, fresh_labels, fresh_crops) = Default::default();
         let (looked_at, skipped, labels, milliseconds) = Default::default();
-        Self {
+        let crops = wanted.folder.as_ref().filter(|_| wanted.crops).map(|folder| crops_in(&folder.join("crops")));
+        Ok(Self {
             wanted,
             sources,
             stems,
@@ -78,12 +85,13 @@ impl Results {
             fresh,
             fresh_labels,
             fresh_crops,
+            crops_before: crops.transpose()?.unwrap_or_default(),
             film: None,
             looked_at,
             skipped,
             labels,
             milliseconds,
-        }
+        })
     }
 
     /// The next result.
@@ -148,42 +156,26 @@ impl Results {
             remove(&label(Path::new(&named)))?;
         }
         if self.wanted.crops {
-            self.forget_crops(&root.join("crops"), &named)?;
+            for path in self.crops_before.remove(&named).unwrap_or_default() {
+                remove(&path)?;
+            }
             for detection in found {
                 let Some(part) = crop(&shot.frame, detection) else { continue };
-                let name = self.fresh_crops.fresh(&format!("{}/{named}", folder(&self.names, detection.class)), &self.stems);
-                let path = root.join("crops").join(name).with_added_extension("jpg");
-                save(&path, &encode(&part.to_rgb(), &path).context(Exit::Failed, path.display())?)?;
+                let stem = format!("{}/{named}", folder(&self.names, detection.class));
+                let path = loop {
+                    let name = self.fresh_crops.fresh(&stem, &self.stems);
+                    let path = root.join("crops").join(name).with_added_extension("jpg");
+                    // What is still there is another one's.
+                    if path.symlink_metadata().is_err() {
+                        break path;
+                    }
+                };
+                let jpeg = encode(&part.to_rgb(), &path).context(Exit::Failed, path.display())?;
+                save(&path, &signed(&jpeg, &named))?;
             }
         }
         let drawn = self.wanted.images || self.wanted.frames && shot.film.is_some();
         if drawn { self.draw(&root.join(stem), shot, found) } else { Ok(()) }
-    }
-
-    /// Removes what a run before this one has cropped of what is called `named`, in the folder of any class: `NAME.jpg`, `NAME_2.jpg` and so on.
-    fn forget_crops(&self, crops: &Path, named: &str) -> Result<(), Failure> {
-        let classes = match std::fs::read_dir(crops) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
-            classes => classes.context(Exit::Failed, crops.display())?,
-        };
-        for class in classes {
-            let class = class.context(Exit::Failed, crops.display())?;
-            let folder = class.file_name().to_string_lossy().into_owned();
-            for name in std::iter::once(named.to_owned()).chain((2_u64..).map(|number| format!("{named}_{number}"))) {
-                // Another one's own name is its own to clear.
-                if name != named && self.stems.contains(&name) {
-                    continue;
-                }
-                let path = class.path().join(&name).with_added_extension("jpg");
-                if !path.is_file() {
-                    break;
-                }
-                if !self.fresh_crops.contains(&format!("{folder}/{name}")) {
-                    remove(&path)?;
-                }
-            }
-        }
-        Ok(())
     }
 
     /// Draws what goes to `stem` with a suffix.
@@ -252,6 +244,28 @@ impl Results {
     }
 }
 
+/// The crops in the folders of classes, by the name of what they are of; nobody else's file is one.
+fn crops_in(folder: &Path) -> Result<HashMap<String, Vec<PathBuf>>, Failure> {
+    let mut crops: HashMap<String, Vec<PathBuf>> = HashMap::new();
+    let classes = match std::fs::read_dir(folder) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(crops),
+        classes => classes.context(Exit::Failed, folder.display())?,
+    };
+    for class in classes {
+        let class = class.context(Exit::Failed, folder.display())?.path();
+        if !class.is_dir() {
+            continue;
+        }
+        for file in std::fs::read_dir(&class).context(Exit::Failed, class.display())? {
+            let path = file.context(Exit::Failed, class.display())?.path();
+            if let Some(of) = crop_of(&path) {
+                crops.entry(of).or_default().push(path);
+            }
+        }
+    }
+    Ok(crops)
+}
+
 /// The end of a film's file.
 fn ended(film: Option<OpenFilm>) -> Result<(), Failure> {
     film.and_then(|film| film.writer).map_or(Ok(()), |writer| writer.finish().context(Exit::Failed, "ending a film"))
@@ -277,11 +291,10 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn what_has_one_name_keeps_its_own_files() {
-        let dir = tempfile::tempdir().unwrap();
-        let wanted = || Wanted {
-            folder: Some(dir.path().into()),
+    /// Labels and crops of `inputs` go to `dir`.
+    fn results(dir: &Path, inputs: &[Input]) -> Results {
+        let wanted = Wanted {
+            folder: Some(dir.into()),
             images: false,
             frames: false,
             labels: true,
@@ -290,15 +303,28 @@ mod tests {
             json: true,
             ink: Ink::default(),
         };
-        let of = |inputs: &[Input]| Results::new(wanted(), inputs, vec!["car".into()]);
-        let image = |path: &str| Input::Image(path.into());
+        Results::new(wanted, inputs, vec!["car".into()]).unwrap()
+    }
+
+    fn image(path: &str) -> Input {
+        Input::Image(path.into())
+    }
+
+    fn found(class: u32) -> Vec<Detection> {
+        vec![Detection { xyxy: [1.0, 1.0, 9.0, 9.0], score: 0.5, class }]
+    }
+
+    fn shot(input: usize, stem: &str, film: Option<u64>) -> Box<Shot> {
+        let (stem, film) = (stem.to_string(), film.map(|number| (number, "25".to_string())));
+        Box::new(Shot { input, name: stem.clone(), stem, film, frame: Frame::filled(1, 16, 16, 90), stacked: None })
+    }
+
+    #[test]
+    fn what_has_one_name_keeps_its_own_files() {
+        let dir = tempfile::tempdir().unwrap();
+        let of = |inputs: &[Input]| results(dir.path(), inputs);
         let film = |path: &str| Input::Film(path.into());
         let mut results = of(&[film("a/clip.mp4"), film("b/clip.mp4"), image("clip_1.jpg")]);
-        let found = |class| vec![Detection { xyxy: [1.0, 1.0, 9.0, 9.0], score: 0.5, class }];
-        let shot = |input, stem: &str, film: Option<u64>| {
-            let (stem, film) = (stem.to_string(), film.map(|number| (number, "25".to_string())));
-            Box::new(Shot { input, name: stem.clone(), stem, film, frame: Frame::filled(1, 16, 16, 90), stacked: None })
-        };
         // Two films of one name, then the image that is called as the first frame of the first.
         let shots = [(0, "clip", Some(0)), (0, "clip", Some(1)), (1, "clip", Some(0)), (2, "clip_1", None)];
         for (class, (input, stem, film)) in (0..).zip(shots) {
@@ -312,8 +338,8 @@ mod tests {
         for crop in ["car/clip_1_2", "class_1/clip_2", "class_2/clip_2_1", "class_3/clip_1"] {
             assert!(dir.path().join(format!("crops/{crop}.jpg")).is_file(), "{crop}");
         }
-        for crop in ["bus/clip_1_2", "bus/clip_1_2_2", "bus/other"] {
-            save(&dir.path().join(format!("crops/{crop}.jpg")), b"of the run before").unwrap();
+        for (crop, of) in [("bus/clip_1_2", "clip_1_2"), ("bus/clip_1_2_2", "clip_1_2"), ("bus/other", "other")] {
+            save(&dir.path().join(format!("crops/{crop}.jpg")), &signed(b"of the run before", of)).unwrap();
         }
         // The next run in this folder finds nothing in the two images, of which one is called as a frame that it has found something in.
         let mut again = of(&[image("clip_1_2.jpg"), film("clip.mp4"), image("clip.jpg")]);
@@ -338,5 +364,31 @@ mod tests {
             let lines = std::fs::read_to_string(dir.path().join(format!("labels/{name}.txt"))).unwrap();
             assert!(lines.starts_with(&format!("{class} ")), "{name}: {lines}");
         }
+    }
+
+    #[test]
+    fn crops_replace_those_of_the_same_image_only() {
+        let dir = tempfile::tempdir().unwrap();
+        let cars = dir.path().join("crops/car");
+        let look = |name: &str, crops: usize| {
+            let mut results = results(dir.path(), &[image(&format!("{name}.jpg"))]);
+            results.take(Seen::Shot(shot(0, name, None), found(0).repeat(crops), 1.0)).unwrap();
+            results.end(1.0).unwrap();
+            let mut there: Vec<_> = std::fs::read_dir(&cars).unwrap().map(|entry| entry.unwrap().path()).collect();
+            there.sort();
+            let told = |path: PathBuf| (path.file_stem().unwrap().to_str().unwrap().to_owned(), crop_of(&path));
+            there.into_iter().map(told).collect::<Vec<_>>()
+        };
+        let of = |file: &str, of: &str| (file.to_owned(), Some(of.to_owned()));
+        assert_eq!(look("g_2", 1), [of("g_2", "g_2")]);
+        save(&cars.join("g_3.jpg"), b"somebody's").unwrap();
+        let theirs = ("g_3".to_owned(), None);
+        let both = [of("g", "g"), of("g_2", "g_2"), theirs.clone(), of("g_4", "g")];
+        assert_eq!(look("g", 2), both);
+        assert_eq!(look("g", 2), both);
+        assert_eq!(image::open(cars.join("g_4.jpg")).unwrap().width(), 14);
+        assert_eq!(look("g_2", 0), [of("g", "g"), theirs.clone(), of("g_4", "g")]);
+        assert_eq!(look("g", 1), [of("g", "g"), theirs.clone()]);
+        assert_eq!(look("g", 0), [theirs]);
     }
 }

@@ -11,7 +11,7 @@ use std::ffi::OsString;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
-use bellows_runs::write_atomic;
+use bellows_runs::{open_regular, write_atomic};
 use rayon::prelude::*;
 use sha2::{Digest, Sha256};
 
@@ -68,14 +68,15 @@ impl Cache {
 
     /// What `file` remembers; nothing if it is absent or damaged.
     pub(crate) fn load(file: &Path) -> Self {
-        let bytes = match std::fs::read(file) {
-            Ok(bytes) => bytes,
+        let mut bytes = Vec::new();
+        match open_regular(file).and_then(|mut file| file.read_to_end(&mut bytes)) {
+            Ok(_) => {}
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Self::default(),
             Err(e) => {
                 tracing::warn!("{}: {e}; scanning again", file.display());
                 return Self::default();
             }
-        };
+        }
         if bytes.starts_with(&MAGIC[..10]) && !bytes.starts_with(MAGIC) {
             // Of another version of this program.
             return Self::default();
@@ -131,7 +132,7 @@ fn sample(entry: &Entry) -> Option<[u8; 32]> {
     let mut hash = Sha256::new();
     for path in [entry.image.clone(), entry.label_path()] {
         let mut bytes = Vec::new();
-        let read = std::fs::File::open(&path).and_then(|mut f| {
+        let read = open_regular(&path).and_then(|mut f| {
             f.by_ref().take(SAMPLE_BYTES).read_to_end(&mut bytes)?;
             let length = f.seek(SeekFrom::End(0))?;
             f.seek(SeekFrom::Start(length.saturating_sub(SAMPLE_BYTES)))?;

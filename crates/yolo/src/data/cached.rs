@@ -7,14 +7,13 @@
 //!
 //! An image that cannot be decoded is left out here, and fails whoever asks for it, as it does without a cache.
 
-use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bellows_learner::memory::free_memory;
-use bellows_runs::{sweep_dead, write_unflushed};
+use bellows_runs::{open_regular, sweep_dead, write_unflushed};
 use burn::data::dataset::{Dataset, DatasetError};
 use rayon::prelude::*;
 use sha2::{Digest, Sha256};
@@ -193,7 +192,7 @@ fn sizes(header: &[u8; HEADER], length: u64) -> Option<[usize; 3]> {
 /// Whether a file is there and as long as it says; its sum is looked at when it is read.
 fn is_whole(file: &Path) -> bool {
     let look = || {
-        let mut file = File::open(file)?;
+        let mut file = open_regular(file)?;
         let mut header = [0; HEADER];
         file.read_exact(&mut header)?;
         Ok::<_, std::io::Error>(sizes(&header, file.metadata()?.len()).is_some())
@@ -203,7 +202,8 @@ fn is_whole(file: &Path) -> bool {
 
 /// What a file holds; none of one that is not there, or is not whole.
 fn read(file: &Path) -> Option<Frame> {
-    let mut bytes = std::fs::read(file).ok()?;
+    let mut bytes = Vec::new();
+    open_regular(file).ok()?.read_to_end(&mut bytes).ok()?;
     let (header, pixels) = bytes.split_first_chunk()?;
     let [width, height, channels] = sizes(header, bytes.len() as u64)?;
     if header[SIZES..] != sum(pixels).to_le_bytes() {
@@ -286,6 +286,30 @@ mod tests {
         }
         std::fs::remove_file(&file).unwrap();
         assert_eq!(std::fs::read_dir(dir.path().join("cache")).unwrap().count(), 3, "nothing else is left there");
+    }
+
+    /// Whoever opens a pipe for reading waits for one who writes.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_pipe_in_place_of_a_file_of_the_cache_is_replaced() {
+        use rustix::fs::{CWD, Mode, mkfifoat};
+        let dir = tempfile::tempdir().unwrap();
+        let set = images(dir.path());
+        let file = on_disk(&set, dir.path()).files[1].clone();
+        let (told, answers) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let pipe = || {
+                std::fs::remove_file(&file).unwrap();
+                mkfifoat(CWD, &file, Mode::RUSR | Mode::WUSR).unwrap();
+            };
+            pipe();
+            let cache = on_disk(&set, dir.path());
+            let before = file.is_file();
+            pipe();
+            let same = cache.get(1).unwrap() == load(&*set, 1, 64).unwrap();
+            told.send([before, same, file.is_file()])
+        });
+        assert_eq!(answers.recv_timeout(std::time::Duration::from_secs(20)), Ok([true; 3]));
     }
 
     #[cfg(unix)]

@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 
 use super::description::{DataConfig, Split};
 use super::error::DataError;
+use super::ids::CocoIds;
 use super::listing::label_path;
 use super::meta::FrameMeta;
 use super::report::report;
@@ -139,7 +140,7 @@ fn write(
     let config = DataConfig { hold_out: false, ..config.clone() };
     let single = config.train.is_empty();
     let mut made = Converted::default();
-    let mut written = Vec::new();
+    let (mut written, mut in_coco) = (Vec::new(), Vec::new());
     // Shards do not even have folders.
     let mut has_clips = !matches!(form, Form::Shards(_));
     for split in config.splits() {
@@ -149,6 +150,8 @@ fn write(
         // A single COCO file is whatever its owner makes of it; a data.yaml needs `train`.
         let name = if single { Split::Train.key() } else { split.key() };
         let writing = |done, total| progress(&format!("{name}: writing"), done, total);
+        made.images += found.len();
+        made.objects += found.all_labels().len();
         match form {
             Form::Yolo | Form::Coco => {
                 let placed = place(&found, images, root, name, &mut made, &writing)?;
@@ -156,7 +159,7 @@ fn write(
                 if form == Form::Yolo {
                     yolo_labels(&found, &placed, root, name)?;
                 } else {
-                    made.lines.extend(coco_labels(&found, &placed, &config.names, root, name)?);
+                    in_coco.push((name, found, placed));
                 }
             }
             Form::Shards(packing) => {
@@ -165,10 +168,9 @@ fn write(
                 shard::write(&found, packing, &folder, name, &writing)?;
             }
         }
-        made.images += found.len();
-        made.objects += found.all_labels().len();
         written.push((name, name));
     }
+    made.lines.extend(coco_files(&in_coco, &config.names, root)?);
     // Splits of the same images, such as a `val` that is `train`, stay so.
     let own = config.splits();
     for split in Split::ALL.into_iter().filter(|split| !single && !own.contains(split)) {
@@ -311,31 +313,45 @@ fn yolo_labels(found: &Scan, placed: &[String], root: &Path, name: &str) -> Resu
     Ok(())
 }
 
-/// What images and categories are called in a COCO file; a class without an id is no category.
-type Ids = (Vec<Value>, Vec<Option<Value>>);
+/// The JSON of each split, its images placed so. Categories are classes in their order, and the same in all splits. Ids are those of the source, for results are
+/// handed in by them; where it has none for each image of a split, or each class of an object, they are counted from 1, which is to be said (and returned) if it has any.
+fn coco_files(splits: &[(&str, Scan, Vec<String>)], names: &[String], root: &Path) -> Result<Vec<String>, DataError> {
+    let ids: Vec<&CocoIds> = splits.iter().map(|(_, found, _)| found.ids()).collect();
+    let mut labels = splits.iter().flat_map(|(_, found, _)| found.all_labels());
+    let own = CocoIds::of_classes(&ids, names.len());
+    let own = own.filter(|ids| labels.all(|label| ids.get(label.class as usize).is_some_and(Option::is_some)));
+    let mut told = Vec::new();
+    if own.is_none() && ids.iter().any(|ids| ids.has_categories()) {
+        told.push("ids of categories are counted anew, for the source has not one for each class that all its files agree on".into());
+    }
+    let categories = own.unwrap_or_else(|| (1..=names.len()).map(|id| Some(id.into())).collect());
+    for (name, found, placed) in splits {
+        told.extend(coco_labels(found, placed, (names, &categories), root, name)?);
+    }
+    Ok(told)
+}
 
-/// One JSON, element after element. Categories are classes in their order. Ids are those of the source, for results are handed in by them; where it has none for
-/// each image they are counted from 1, which is to be said (and returned) if it has any.
-fn coco_labels(found: &Scan, placed: &[String], names: &[String], root: &Path, name: &str) -> Result<Option<String>, DataError> {
-    let named =
-        |(_, categories): &Ids| found.all_labels().iter().all(|label| categories.get(label.class as usize).is_some_and(Option::is_some));
-    let own = found.ids().in_one_file(placed.len(), names.len()).filter(named);
+/// Class names, and what they are called in a COCO file; a class without an id is no category.
+type Categories<'a> = (&'a [String], &'a [Option<Value>]);
+
+/// One JSON, element after element.
+fn coco_labels(found: &Scan, placed: &[String], classes: Categories<'_>, root: &Path, name: &str) -> Result<Option<String>, DataError> {
+    let own = found.ids().of_images(placed.len());
     let lost = own.is_none() && (0..placed.len()).any(|i| found.ids().image(i).is_some());
-    let counted = || -> Ids { ((1..=placed.len()).map(Value::from).collect(), (1..=names.len()).map(|id| Some(id.into())).collect()) };
-    let ids = own.unwrap_or_else(counted);
+    let ids = own.unwrap_or_else(|| (1..=placed.len()).map(Value::from).collect());
     let folder = root.join("annotations");
     std::fs::create_dir_all(&folder).map_err(DataError::io(&folder))?;
     let path = folder.join(format!("{name}.json"));
     let file = File::create(&path).map_err(DataError::writing(&path))?;
     let mut out = BufWriter::new(file);
-    let text = coco_text(found, placed, names, &ids, &mut out);
+    let text = coco_text(found, placed, classes, &ids, &mut out);
     text.and_then(|()| out.into_inner().map_err(std::io::IntoInnerError::into_error)?.sync_all()).map_err(DataError::writing(&path))?;
-    let told = || format!("{name}: ids of images and categories are counted anew, for not every image of the source has one of its own");
+    let told = || format!("{name}: ids of images are counted anew, for not every image of the source has one of its own");
     Ok(lost.then(told))
 }
 
-fn coco_text(found: &Scan, placed: &[String], names: &[String], ids: &Ids, out: &mut impl Write) -> std::io::Result<()> {
-    let (images, categories) = ids;
+fn coco_text(found: &Scan, placed: &[String], classes: Categories<'_>, images: &[Value], out: &mut impl Write) -> std::io::Result<()> {
+    let (names, categories) = classes;
     let list = |out: &mut dyn Write, items: &mut dyn Iterator<Item = Value>| -> std::io::Result<()> {
         for (i, item) in items.enumerate() {
             write!(out, "{}{item}", if i == 0 { "\n" } else { ",\n" })?;

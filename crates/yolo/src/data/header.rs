@@ -7,6 +7,7 @@ use std::fs::File;
 use std::io::{BufReader, Cursor, Read, Seek, SeekFrom};
 use std::path::Path;
 
+use bellows_runs::open_regular;
 use image::{ColorType, ImageDecoder, ImageFormat, ImageReader, Limits};
 
 use super::frame::Size;
@@ -51,7 +52,7 @@ pub struct Header {
 /// # Errors
 /// The reason, as text for the list of bad files.
 pub fn read(path: &Path) -> Result<Header, String> {
-    let mut file = File::open(path).map_err(|e| e.to_string())?;
+    let mut file = open_regular(path).map_err(|e| e.to_string())?;
     let length = file.metadata().map_err(|e| e.to_string())?.len();
     let mut head = Vec::new();
     file.by_ref().take(HEAD).read_to_end(&mut head).map_err(|e| e.to_string())?;

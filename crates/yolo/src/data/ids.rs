@@ -51,19 +51,31 @@ impl CocoIds {
         self.categories.get(*file as usize)?.get(class as usize)?.as_ref().map(Into::into)
     }
 
-    /// The ids of the first `images` and `classes` in one file in place of all: those that their own files give them, and none for a class that is no category of any.
-    /// `None` where an image has no id, two have the same, or files disagree about a class.
-    pub(crate) fn in_one_file(&self, images: usize, classes: usize) -> Option<(Vec<Value>, Vec<Option<Value>>)> {
-        let images: Vec<&Id> = self.images.get(..images)?.iter().map(|of| of.as_ref().map(|(_, id)| id)).collect::<Option<_>>()?;
+    /// Whether any of its files gives an id to a class.
+    pub(crate) fn has_categories(&self) -> bool {
+        self.categories.iter().flatten().any(Option::is_some)
+    }
+
+    /// The ids of the first `images` in one file in place of all. `None` where one has none, or two have the same.
+    pub(crate) fn of_images(&self, images: usize) -> Option<Vec<Value>> {
+        let ids: Vec<&Id> = self.images.get(..images)?.iter().map(|of| of.as_ref().map(|(_, id)| id)).collect::<Option<_>>()?;
+        let mut known = HashSet::new();
+        let differ = ids.iter().all(|id| known.insert(*id));
+        differ.then(|| ids.into_iter().map(Value::from).collect())
+    }
+
+    /// The ids of the first `classes`, as the files behind `all` give them; none for a class that is no category of any. `None` where files disagree about a class,
+    /// two have the same id, or none has any.
+    pub(crate) fn of_classes(all: &[&Self], classes: usize) -> Option<Vec<Option<Value>>> {
         let of_class = |class: usize| {
-            let mut ids = self.categories.iter().filter_map(|file| file.get(class)?.as_ref());
+            let mut ids = all.iter().flat_map(|of| &of.categories).filter_map(|file| file.get(class)?.as_ref());
             let first = ids.next();
             ids.all(|id| Some(id) == first).then_some(first)
         };
-        let categories: Vec<Option<&Id>> = (0..classes).map(of_class).collect::<Option<_>>()?;
-        let mut known = (HashSet::new(), HashSet::new());
-        let differ = images.iter().all(|id| known.0.insert(*id)) && categories.iter().flatten().all(|id| known.1.insert(*id));
-        differ.then(|| (images.into_iter().map(Value::from).collect(), categories.into_iter().map(|id| id.map(Value::from)).collect()))
+        let ids: Vec<Option<&Id>> = (0..classes).map(of_class).collect::<Option<_>>()?;
+        let mut known = HashSet::new();
+        let differ = ids.iter().flatten().all(|id| known.insert(*id));
+        (differ && !known.is_empty()).then(|| ids.into_iter().map(|id| id.map(Value::from)).collect())
     }
 }
 
@@ -76,7 +88,7 @@ mod tests {
         let of = |categories: &[[Option<i64>; 2]], images: &[Option<(u32, i64)>]| {
             let mut ids = CocoIds::new(categories.iter().map(|file| file.map(|id| id.map(Id::Number)).to_vec()).collect());
             images.iter().enumerate().for_each(|(i, of)| ids.push(i, of.map(|(file, id)| (file, Id::Number(id)))));
-            ids.in_one_file(images.len(), 3)
+            Some((ids.of_images(images.len())?, CocoIds::of_classes(&[&ids], 3)?))
         };
         let (one, two) = (Some((0, 7)), Some((1, 5)));
         let told: Option<(Vec<Value>, Vec<Option<Value>>)> = Some((vec![7.into(), 5.into()], vec![Some(90.into()), Some(1.into()), None]));

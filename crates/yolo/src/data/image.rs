@@ -5,9 +5,10 @@
 //!
 //! 16-bit gray is radiometric and stays 16 bit until a [`Normalisation`] makes 256 grays of it. 16-bit colour is divided by 257.
 
-use std::io::Cursor;
+use std::io::{Cursor, Read};
 use std::path::Path;
 
+use bellows_runs::open_regular;
 use image::{DynamicImage, ImageDecoder, ImageReader};
 
 use super::error::DataError;
@@ -18,9 +19,10 @@ use super::normalisation::Normalisation;
 /// Reads and decodes the image at `path`.
 ///
 /// # Errors
-/// [`DataError::Io`] or [`DataError::Image`].
+/// [`DataError::Io`], also for what is no regular file, or [`DataError::Image`].
 pub fn decode_file(path: &Path, normalisation: &Normalisation) -> Result<Frame, DataError> {
-    let bytes = std::fs::read(path).map_err(DataError::io(path))?;
+    let mut bytes = Vec::new();
+    open_regular(path).and_then(|mut file| file.read_to_end(&mut bytes)).map_err(DataError::io(path))?;
     decode(&bytes, &path.to_string_lossy(), normalisation)
 }
 
@@ -175,6 +177,20 @@ pub(crate) mod tests {
             broken[i] ^= 0x55;
             let _ = decode(&broken, "broken");
         }
+    }
+
+    /// Whoever opens a pipe for reading waits for one who writes.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_pipe_is_no_picture() {
+        use rustix::fs::{CWD, Mode, mkfifoat};
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.jpg");
+        mkfifoat(CWD, &path, Mode::RUSR | Mode::WUSR).unwrap();
+        let (told, answers) = std::sync::mpsc::channel();
+        std::thread::spawn(move || told.send(decode_file(&path, &WHOLE).unwrap_err().to_string()));
+        let error = answers.recv_timeout(std::time::Duration::from_secs(20)).unwrap();
+        assert!(error.ends_with("a.jpg: not a regular file"), "{error}");
     }
 
     #[test]

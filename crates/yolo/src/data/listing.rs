@@ -9,11 +9,13 @@
 //! Where validation is held out of training, an image is in the one or the other by a hash of its path, so more images change no old one's side.
 
 use std::cmp::Reverse;
-use std::collections::HashMap;
-use std::ffi::OsString;
+use std::collections::{HashMap, HashSet};
+use std::ffi::{OsStr, OsString};
+use std::io::ErrorKind;
 use std::path::{Component, MAIN_SEPARATOR, Path, PathBuf};
 use std::sync::Arc;
 
+use bellows_runs::read_bounded;
 use rayon::prelude::*;
 use sha2::{Digest, Sha256};
 
@@ -63,6 +65,11 @@ impl Entry {
     /// The same of an image whose objects do not stand elsewhere.
     pub(crate) fn label_file(&self) -> Option<PathBuf> {
         (self.coco.is_none() && self.sample.is_none()).then(|| self.label_path())
+    }
+
+    /// Its label file is looked for by the place of the image.
+    fn is_by_place(&self) -> bool {
+        self.coco.is_none() && self.sample.is_none() && self.label.is_none()
     }
 
     /// Sizes and times of its files.
@@ -127,7 +134,7 @@ impl Listing {
 /// The images of `split`; `cache_dir` is where COCO files are remembered.
 ///
 /// # Errors
-/// [`DataError::Missing`] when a source does not exist, [`DataError::Outside`] when one leads out of the root, or label files do by its name;
+/// [`DataError::Missing`] when a source does not exist, [`DataError::Outside`] when one leads out of the root, or label files do;
 /// [`DataError::Invalid`] when two COCO files have unlike boxes of one image; [`DataError::NoImages`] when all are held out.
 pub(crate) fn images(config: &DataConfig, split: Split, cache_dir: Option<&Path>) -> Result<Listing, DataError> {
     let mut listing = Listing::default();
@@ -153,6 +160,7 @@ pub(crate) fn images(config: &DataConfig, split: Split, cache_dir: Option<&Path>
     }
     prefer_beside(config, &mut listing.entries);
     resolve_labels(config, &mut listing.entries)?;
+    check_links(config, &listing.entries)?;
     if listing.packed.is_none() {
         sort(&mut listing)?;
     }
@@ -326,11 +334,7 @@ fn walk(config: &DataConfig, named: &Path, folder: &Path, depth: usize, found: &
 }
 
 fn read_list(config: &DataConfig, list: &Path, found: &mut Vec<Entry>) -> Result<(), DataError> {
-    let length = std::fs::metadata(list).map_err(DataError::io(list))?.len();
-    if length > MAX_LIST_BYTES {
-        return Err(DataError::Invalid(format!("{}: {length} bytes; a list of images has at most {MAX_LIST_BYTES}", list.display())));
-    }
-    let text = String::from_utf8(std::fs::read(list).map_err(DataError::io(list))?).map_err(|_| {
+    let text = String::from_utf8(read_bounded(list, MAX_LIST_BYTES)?).map_err(|_| {
         let kinds = "a split is a folder, a list of images as UTF-8 text, or a COCO .json, and this is none of them";
         DataError::Invalid(format!("{}: {kinds}", list.display()))
     })?;
@@ -378,7 +382,7 @@ fn prefer_beside(config: &DataConfig, entries: &mut [Entry]) {
     if !in_images(&root) {
         return;
     }
-    let by_place = entries.par_iter_mut().filter(|entry| entry.coco.is_none() && entry.sample.is_none() && entry.label.is_none());
+    let by_place = entries.par_iter_mut().filter(|entry| entry.is_by_place());
     by_place.for_each(|entry| {
         let folder = entry.image.strip_prefix(&root).ok().and_then(Path::parent);
         let beside = entry.image.with_extension("txt");
@@ -403,6 +407,45 @@ fn resolve_labels(config: &DataConfig, entries: &mut [Entry]) -> Result<(), Data
     let pieces: Vec<Result<(), DataError>> = entries.par_chunks_mut(PIECE).map(resolve).collect();
     // The first path that is refused is told, whichever thread was first.
     pieces.into_iter().collect()
+}
+
+/// Label files by the places of their images lead where images may, too. Each of their folders is read once, and only the links in it are followed: to ask of
+/// every label file would cost as much as the scan.
+fn check_links(config: &DataConfig, entries: &[Entry]) -> Result<(), DataError> {
+    let folders: HashSet<&OsStr> = entries.iter().filter_map(folder_of).collect();
+    let links = folders.into_par_iter().map(|folder| (folder, links_beside(&label_path(&Path::new(folder).join(ANY)))));
+    let links: HashMap<&OsStr, Option<HashSet<OsString>>> =
+        links.filter(|(_, links)| links.as_ref().is_none_or(|links| !links.is_empty())).collect();
+    // The first path that is refused is told, whichever thread was first.
+    let refused = entries.par_iter().find_map_first(|entry| {
+        let links = links.get(&folder_of(entry)?)?;
+        let label = label_path(&entry.image);
+        let name = label.file_name()?;
+        if links.as_ref().is_some_and(|links| !links.contains(name)) {
+            return None;
+        }
+        match config.resolve(label.parent()?, &label) {
+            // One that leads nowhere, or none at all: the scan finds no labels there.
+            Ok(_) | Err(DataError::Io { .. }) => None,
+            Err(refused) => Some(refused),
+        }
+    });
+    refused.map_or(Ok(()), Err)
+}
+
+/// Where the image lies, if its label file is looked for by that.
+fn folder_of(entry: &Entry) -> Option<&OsStr> {
+    entry.image.parent().filter(|_| entry.is_by_place()).map(Path::as_os_str)
+}
+
+/// The names of the links in the folder of `label`; `None` where files may be opened and not listed.
+fn links_beside(label: &Path) -> Option<HashSet<OsString>> {
+    let entries = match std::fs::read_dir(label.parent()?) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Some(HashSet::new()),
+        entries => entries.ok()?,
+    };
+    let links = entries.filter_map(Result::ok).filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_symlink()));
+    Some(links.map(|entry| entry.file_name()).collect())
 }
 
 /// Where the labels of `image` stand: the last folder `images` of its path becomes `labels`, the suffix `txt`.

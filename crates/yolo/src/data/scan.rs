@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use bellows_runs::cache_dir;
+use bellows_runs::{PathError, cache_dir, read_bounded};
 use rayon::prelude::*;
 
 use super::annotated::{Annotated, Marked};
@@ -313,19 +313,19 @@ fn check(image: &Path, label: Option<&Path>) -> Result<Content, BadFile> {
 
 fn read_labels(path: &Path, nc: u32) -> Result<Option<labels::ParsedLabels>, BadFile> {
     let bad = |line, reason| BadFile { path: path.to_path_buf(), line, reason };
-    match std::fs::metadata(path) {
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+    let bytes = match read_bounded(path, MAX_LABEL_BYTES) {
+        Ok(bytes) => bytes,
+        Err(PathError::Io { error, .. }) if error.kind() == std::io::ErrorKind::NotFound => {
             let loud = path.with_extension("TXT");
             let reason = "labels are read from files that end in `.txt`: rename it".into();
             return if loud.is_file() { Err(BadFile { path: loud, line: None, reason }) } else { Ok(None) };
         }
-        Err(e) => return Err(bad(None, e.to_string())),
-        Ok(m) if m.len() > MAX_LABEL_BYTES => {
-            return Err(bad(None, format!("{} bytes of labels; at most {MAX_LABEL_BYTES} are read", m.len())));
+        Err(PathError::Io { error, .. }) => return Err(bad(None, error.to_string())),
+        Err(PathError::NotAFile { .. }) => return Err(bad(None, "not a regular file".into())),
+        Err(PathError::TooLarge { found, limit, .. }) => {
+            return Err(bad(None, format!("{found} bytes of labels; at most {limit} are read")));
         }
-        Ok(_) => {}
-    }
-    let bytes = std::fs::read(path).map_err(|e| bad(None, e.to_string()))?;
+    };
     labels::parse(&bytes, nc).map(Some).map_err(|e| bad(Some(e.line), e.problem.to_string()))
 }
 

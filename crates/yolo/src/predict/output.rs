@@ -3,13 +3,22 @@
 //! Class names come from a weight file, which may be a stranger's: as names of folders they lose everything that could lead elsewhere.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::path::PathBuf;
+use std::io::Read;
+use std::path::{Path, PathBuf};
 
 use bellows_learner::format_g;
+use bellows_runs::open_regular;
 use serde_json::{Value, json};
 
 use crate::boxes::{Detection, xyxy_to_xywh};
 use crate::data::{Frame, Size};
+
+/// What a crop's comment begins with.
+const CROP_OF: &str = "crop of ";
+/// What precedes a comment in a JPEG, and its length.
+const COMMENT: [u8; 2] = [0xFF, 0xFE];
+/// Bytes of a file that are searched for it, and more.
+const HEAD: u64 = 4096;
 
 /// `4 persons, 1 bus`, in the order of classes; `(no detections)`.
 pub fn sentence(found: &[Detection], names: &[String]) -> String {
@@ -66,6 +75,31 @@ pub fn crop(frame: &Frame, detection: &Detection) -> Option<Frame> {
     Some(part)
 }
 
+/// A JPEG with a comment that says what it is a crop of: its file is called by a number where others are, which may be another image's own name.
+pub fn signed(jpeg: &[u8], of: &str) -> Vec<u8> {
+    let text = format!("{CROP_OF}{of}");
+    let length = (text.len() as u16 + 2).to_be_bytes();
+    let (begin, rest) = jpeg.split_at(behind_jfif(jpeg));
+    [begin, &COMMENT[..], &length[..], text.as_bytes(), rest].concat()
+}
+
+/// What the file at `path` is a crop of, if it says so.
+pub fn crop_of(path: &Path) -> Option<String> {
+    let mut head = Vec::new();
+    open_regular(path).ok()?.take(HEAD).read_to_end(&mut head).ok()?;
+    let (length, text) = head.get(behind_jfif(&head)..)?.strip_prefix(&COMMENT)?.split_first_chunk()?;
+    let text = text.get(..usize::from(u16::from_be_bytes(*length)).checked_sub(2)?)?;
+    std::str::from_utf8(text).ok()?.strip_prefix(CROP_OF).map(str::to_owned)
+}
+
+/// Where comments stand in a JPEG as it is written here: behind the segment that says that it is one, which some look for in its first bytes.
+fn behind_jfif(jpeg: &[u8]) -> usize {
+    match jpeg {
+        [0xFF, 0xD8, 0xFF, 0xE0, high, low, ..] => 4 + usize::from(u16::from_be_bytes([*high, *low])),
+        _ => 0,
+    }
+}
+
 /// A class's name as the name of a folder.
 pub fn folder(names: &[String], class: u32) -> String {
     let name = name(names, class);
@@ -77,19 +111,30 @@ fn name(names: &[String], class: u32) -> String {
     names.get(class as usize).cloned().unwrap_or_else(|| format!("class_{class}"))
 }
 
+/// Bytes of a file's name but for its suffix: file systems have room for 255, of which a suffix may take four.
+pub(super) const LONGEST: usize = 251;
+
+/// The first `bytes` of a name, or a letter's less.
+pub(super) fn shortened(name: &str, bytes: usize) -> &str {
+    &name[..name.floor_char_boundary(bytes)]
+}
+
 /// File names that nobody has had yet: images of one name from two folders do not overwrite each other. Of each name, the number that is tried next.
 #[derive(Debug, Default)]
 pub struct FreshNames(HashMap<String, u64>);
 
 impl FreshNames {
-    /// `stem`, or `stem_2`, `stem_3`, ... without those that are `owned`: a number does not take the name that another image has by itself.
+    /// `stem`, or `stem_2`, `stem_3`, ... without those that are `owned`: a number does not take the name that another image has by itself. Of a `stem` that leaves it
+    /// no room in the name of a file the end is left out.
     pub fn fresh(&mut self, stem: &str, owned: &HashSet<String>) -> PathBuf {
         let is_owned = |name: &str| owned.contains(name.rsplit('/').next().unwrap_or(name));
+        let longest = stem.rfind('/').map_or(0, |at| at + 1) + LONGEST;
         let mut name = stem.to_string();
         let mut number = self.0.get(stem).copied().unwrap_or(2);
         let mut is_free = !self.0.contains_key(stem);
         while !is_free {
-            name = format!("{stem}_{number}");
+            let ending = format!("_{number}");
+            name = shortened(stem, longest - ending.len()).to_owned() + &ending;
             number += 1;
             is_free = !self.0.contains_key(&name) && !is_owned(&name);
         }
@@ -151,5 +196,10 @@ mod tests {
         owned.extend(["c", "c_2"].map(String::from));
         let names = ["c", "c", "c_2", "c_2", "car/c", "car/c"].map(|s| fresh.fresh(s, &owned).display().to_string());
         assert_eq!(names, ["c", "c_3", "c_2", "c_2_2", "car/c", "car/c_3"]);
+        // Names as long as may be, of letters of two bytes; the second has all but its last bytes in common.
+        let [long, other] = ["a", "b"].map(|end| format!("car/{}{end}", "é".repeat(125)));
+        let names = [&long, &long, &other, &other].map(|s| fresh.fresh(s, &owned).display().to_string());
+        let begin = format!("car/{}", "é".repeat(124));
+        assert_eq!(names, [long, format!("{begin}_2"), other, format!("{begin}_3")]);
     }
 }

@@ -8,12 +8,15 @@ use std::path::{Path, PathBuf};
 
 use bellows_exit::{Coded, Exit};
 
+use super::output::{LONGEST, shortened};
 use crate::data::header::{is_image, suffix};
 use crate::data::{Levels, decode, natural};
 
 /// Films that `ffmpeg` is asked for, by suffix.
 const FILMS: [&str; 15] = ["asf", "avi", "gif", "m4v", "mkv", "mov", "mp4", "mpeg", "mpg", "ogv", "ts", "webm", "wmv", "mjpeg", "flv"];
 const LISTS: [&str; 2] = ["txt", "csv"];
+/// Bytes that are put behind the name of a film: the number of a frame, one among films of one name.
+const NUMBER: usize = 16;
 /// What standard input and a list may hold.
 const MAX_BYTES: u64 = 1 << 30;
 
@@ -43,11 +46,12 @@ impl Input {
         }
     }
 
-    /// The name of files that are written of it, without a suffix.
+    /// The name of files that are written of it, without a suffix: with room for one, and of a film for the number of a frame.
     pub fn stem(&self) -> String {
-        let of = |path: &Path| path.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_else(|| "image".into());
+        let of = |path: &Path, bytes| path.file_stem().map_or("image".into(), |s| shortened(&s.to_string_lossy(), bytes).to_owned());
         match self {
-            Self::Image(path) | Self::Film(path) => of(path),
+            Self::Image(path) => of(path, LONGEST),
+            Self::Film(path) => of(path, LONGEST - NUMBER),
             Self::Bytes(_) => "stdin".into(),
             Self::Camera(number) => format!("camera{number}"),
             Self::Stream(_) => "stream".into(),
@@ -147,6 +151,15 @@ mod tests {
     fn names(inputs: &[Input], root: &Path) -> Vec<String> {
         let name = |i: &Input| i.name().replace(&format!("{}/", root.display()), "");
         inputs.iter().map(name).collect()
+    }
+
+    #[test]
+    fn what_is_written_of_a_long_name_has_room_for_a_suffix() {
+        let long = |bytes: usize| "n".repeat(bytes);
+        let stem = |name: String| file(name.into()).stem();
+        assert_eq!(stem(long(251) + ".jpg"), long(251));
+        assert_eq!(stem(long(255)), long(251));
+        assert_eq!([stem(long(252) + ".ts"), stem(long(235) + ".mp4")], [long(235), long(235)]);
     }
 
     #[test]

@@ -2,13 +2,12 @@
 //!
 //! Format, little-endian: magic, stamp, categories, images, boxes, points, areas, meta, counts, then the SHA-256 of all that. One that does not match is as good as none.
 
-use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 
-use bellows_runs::write_atomic;
+use bellows_runs::{open_regular, write_atomic};
 use sha2::{Digest, Sha256};
 
 use super::file::{CocoBox, CocoFile, CocoImage, Counts};
@@ -34,12 +33,8 @@ pub(super) struct Stamp {
 
 impl Stamp {
     pub(super) fn of(path: &Path) -> std::io::Result<Self> {
-        // Looked at before opening: opening a pipe would block for ever.
-        let info = std::fs::metadata(path)?;
-        if !info.is_file() {
-            return Err(std::io::Error::other("not a regular file"));
-        }
-        let mut file = File::open(path)?;
+        let mut file = open_regular(path)?;
+        let info = file.metadata()?;
         let size = info.len();
         let mut hash = Sha256::new();
         let mut piece = Vec::new();
@@ -109,7 +104,8 @@ pub(super) fn save(file: &Path, stamp: &Stamp, coco: &CocoFile) -> Result<(), Da
 
 /// What `file` remembers, if it is whole and of a file with this stamp.
 pub(super) fn load(file: &Path, stamp: &Stamp) -> Option<CocoFile> {
-    let bytes = std::fs::read(file).ok()?;
+    let mut bytes = Vec::new();
+    open_regular(file).ok()?.read_to_end(&mut bytes).ok()?;
     let (body, digest) = bytes.split_at_checked(bytes.len().checked_sub(32)?)?;
     let mut input = Reader(body.strip_prefix(MAGIC)?);
     let known = Stamp { size: input.u64()?, modified: input.u64()?, sample: input.take()? };

@@ -223,7 +223,7 @@ fn coco_to_coco_keeps_ids_and_areas_that_are_not_those_of_boxes() {
     // Beside images that have none they are counted, and of label files alone nothing is said.
     std::fs::create_dir(at("source/images")).unwrap();
     std::fs::write(at("source/images/b.jpg"), jpeg(40, 40)).unwrap();
-    let told = "train: ids of images and categories are counted anew, for not every image of the source has one of its own";
+    let told = "train: ids of images are counted anew, for not every image of the source has one of its own";
     for (name, sources, said) in [("mixed", "[{annotations: all.json, images: frames}, images]", true), ("labels", "images", false)] {
         std::fs::write(at("source/data.yaml"), format!("train: {sources}\nnames: ['car: red', person]\n")).unwrap();
         let made = into(&open(&at("source/data.yaml")), Form::Coco, Images::Copy, &at(name)).unwrap();
@@ -234,6 +234,38 @@ fn coco_to_coco_keeps_ids_and_areas_that_are_not_those_of_boxes() {
     let mut areas: Vec<f64> = json["annotations"].as_array().unwrap().iter().map(|one| one["area"].as_f64().unwrap()).collect();
     areas.sort_by(f64::total_cmp);
     assert_eq!(areas, [35.005, 600.25, 5917.0]);
+}
+
+#[test]
+fn categories_are_those_of_all_splits() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    for split in ["train", "val", "test"] {
+        std::fs::create_dir_all(at(&format!("source/{split}"))).unwrap();
+        std::fs::write(at(&format!("source/{split}/a.jpg")), jpeg(64, 64)).unwrap();
+    }
+    std::fs::write(at("source/test/a.txt"), "0 .5 .5 .25 .5\n").unwrap();
+    let put = |split: &str, image: u64, of: u64, categories: Value| {
+        let boxes = json!([{"id": 1, "image_id": image, "category_id": of, "bbox": [1, 1, 9, 9]}]);
+        let all = json!({"images": [{"id": image, "file_name": "a.jpg"}], "annotations": boxes, "categories": categories});
+        std::fs::write(at(&format!("source/{split}.json")), all.to_string()).unwrap();
+    };
+    let coco = |split: &str| format!("{split}: {{annotations: {split}.json, images: {split}}}\n");
+    std::fs::write(at("source/data.yaml"), coco("train") + &coco("val") + "test: test\nnames: [cat, dog]\n").unwrap();
+    put("train", 17, 9, json!([{"id": 9, "name": "cat"}]));
+    // A file that agrees, which lacks what the other has; one with the id of another class.
+    for (dog, ids, told) in [(2, [9, 2], 0), (9, [1, 2], 1)] {
+        put("val", 23, dog, json!([{"id": dog, "name": "dog"}]));
+        let out = at(&format!("coco{dog}"));
+        let lines = into(&open(&at("source/data.yaml")), Form::Coco, Images::Copy, &out).unwrap().lines;
+        assert_eq!(lines.iter().filter(|line| line.starts_with("ids of categories are counted anew")).count(), told, "{lines:?}");
+        for (split, image, of) in [("train", 17, ids[0]), ("val", 23, ids[1]), ("test", 1, ids[0])] {
+            let json: Value = serde_json::from_slice(&std::fs::read(out.join(format!("annotations/{split}.json"))).unwrap()).unwrap();
+            let category = |id: i32, name: &str| json!({"id": id, "name": name, "supercategory": ""});
+            assert_eq!(json["categories"], json!([category(ids[0], "cat"), category(ids[1], "dog")]), "{split}");
+            assert_eq!((&json["images"][0]["id"], &json["annotations"][0]["category_id"]), (&json!(image), &json!(of)), "{split}");
+        }
+    }
 }
 
 #[test]

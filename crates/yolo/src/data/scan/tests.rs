@@ -392,6 +392,67 @@ fn a_label_folder_that_leads_out_of_the_set_is_refused() {
     assert_eq!(set.scan().unwrap().found, 4);
 }
 
+/// By itself, in a folder that is real.
+#[cfg(unix)]
+#[test]
+fn a_label_file_that_is_a_link_leads_where_images_may() {
+    use std::os::unix::fs::symlink;
+    let mut set = Set::new(4);
+    let away = set.dir.path().join("away");
+    std::fs::create_dir(&away).unwrap();
+    std::fs::rename(set.file("labels/001.txt"), set.file("boxes.txt")).unwrap();
+    symlink("../boxes.txt", set.file("labels/001.txt")).unwrap();
+    std::fs::remove_file(set.file("labels/003.txt")).unwrap();
+    symlink("gone", set.file("labels/003.txt")).unwrap();
+    let scanned = set.scan().unwrap();
+    assert_eq!((scanned.found, scanned.missing, scanned.labels(1).len()), (3, 1, 1));
+    std::fs::rename(set.file("labels/002.txt"), away.join("002.txt")).unwrap();
+    symlink(away.join("002.txt"), set.file("labels/002.txt")).unwrap();
+    set.write("list.txt", b"images/000.jpg\nimages/002.jpg\n");
+    for (source, found) in [("images", 3), ("list.txt", 2)] {
+        set.config.train = vec![source.into()];
+        set.config.allow_outside = Vec::new();
+        let refused = set.scan().unwrap_err().to_string();
+        assert!(refused.contains("outside the dataset root") && refused.contains("away/002.txt"), "{source}: {refused}");
+        set.config.allow_outside = vec![away.clone()];
+        assert_eq!(set.scan().unwrap().found, found, "{source}");
+    }
+}
+
+/// Whoever opens a pipe for reading waits for one who writes.
+#[cfg(target_os = "linux")]
+#[test]
+fn pipes_are_not_waited_for() {
+    use rustix::fs::{CWD, Mode, mkfifoat};
+    let pipe = |path: &Path| {
+        std::fs::remove_file(path).unwrap();
+        mkfifoat(CWD, path, Mode::RUSR | Mode::WUSR).unwrap();
+    };
+    let (told, answers) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let mut set = Set::new(4);
+        set.options.allow_bad = true;
+        for name in ["images/001.jpg", "labels/002.txt"] {
+            pipe(&set.file(name));
+        }
+        let bad = || set.scan().unwrap().bad.iter().map(BadFile::to_string).collect::<Vec<_>>().join("\n");
+        told.send(bad()).unwrap();
+        pipe(&set.cache_file());
+        told.send(bad()).unwrap();
+        set.write("list.txt", b"");
+        pipe(&set.file("list.txt"));
+        set.config.train = vec!["list.txt".into()];
+        told.send(set.scan().unwrap_err().to_string()).unwrap();
+    });
+    let told = [(); 3].map(|()| answers.recv_timeout(Duration::from_secs(20)).unwrap());
+    for bad in &told[..2] {
+        let lines: Vec<&str> = bad.lines().collect();
+        assert!(lines.len() == 2 && lines.iter().all(|line| line.ends_with(": not a regular file")), "{bad}");
+        assert!(lines[0].contains("images/001.jpg") && lines[1].contains("labels/002.txt"), "{bad}");
+    }
+    assert!(told[2].ends_with("list.txt is not a regular file"), "{}", told[2]);
+}
+
 /// In a folder and in a list; what is not called like an image is nobody's.
 #[cfg(unix)]
 #[test]

@@ -359,6 +359,7 @@ impl<T: Task> Learner<T> {
         run.clock.saved.elapsed_s = elapsed_s;
         run.clock.saved.batches = step;
         run.clock.safe = if open { safe } else { resumed.then_some(step) };
+        run.clock.compared = Some(step);
         if resumed {
             let place = format!("going on at epoch {} batch {}", epoch + 1, position + 1);
             self.first_notices.drain(..).chain([place]).for_each(|notice| run.watchers.notify("resume", notice));

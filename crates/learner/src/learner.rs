@@ -367,6 +367,10 @@ impl<T: Task> Learner<T> {
                 return Ok(());
             }
         }
+        // Of those to come, for the first is without moments.
+        if let Some(little) = run.journal.checkpoints().little_room(run.state.full_size(&run.settings.layout)) {
+            run.tell("warning", little);
+        }
         // A run has a checkpoint from its first moment: roll-backs have somewhere to go and an unwritable disk shows at once.
         run.save_planned().map_err(|error| error.or(LearnError::Save))
     }

@@ -23,12 +23,18 @@ fn on_rank(device: &str, number: usize) -> String {
 }
 
 /// Whether the ranks of this machine, so many, all compute on the one card that is `selected` of what is written after `--device`, as far as can be told.
-pub fn share_card(device: &str, selected: &Selected, here: usize) -> bool {
+pub(crate) fn share_card(device: &str, selected: &Selected, here: usize) -> bool {
     let variables = std::env::vars_os().map(|(name, _)| name).filter(|_| place::is_placed());
     selected.is_accelerator() && is_of_all(device, here, variables)
 }
 
-/// The same of any card. Who has started the ranks may have given each its own, by a variable such as `CUDA_VISIBLE_DEVICES`.
+/// Bytes of the memory of the card that is `selected`, where known, for this process: its share, if all ranks of this machine, so many, compute on that card.
+pub fn card_memory(device: &str, selected: &Selected, here: usize) -> Option<u64> {
+    let sharing = if share_card(device, selected, here) { here } else { 1 };
+    selected.memory.map(|bytes| bytes / sharing as u64)
+}
+
+/// Whether ranks share any card. Who has started the ranks may have given each its own, by a variable such as `CUDA_VISIBLE_DEVICES`.
 fn is_of_all(device: &str, here: usize, mut variables: impl Iterator<Item = OsString>) -> bool {
     here > 1 && !device.contains(OF_RANK) && !variables.any(|name| gives_cards(&name.to_string_lossy()))
 }
@@ -111,6 +117,8 @@ fn crowd(threads: usize, cores: usize) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use bellows_device::{Lowering, processor};
+
     use super::*;
 
     #[test]
@@ -134,6 +142,24 @@ mod tests {
             assert!(!shared(device, 1, &[]) && !shared(device, 2, &["CUDA_HOME", "CUDA_VISIBLE_DEVICES"]), "{device}");
         }
         assert!(!shared("vulkan:rank", 2, &[]));
+    }
+
+    #[test]
+    fn ranks_that_share_a_card_share_its_memory() {
+        let card = Selected {
+            device: processor(),
+            backend: "vulkan",
+            name: String::new(),
+            memory: Some(8_000),
+            pci: None,
+            fallback: None,
+            work: Work::Detector,
+            lowering: Lowering::Auto,
+            lowering_reason: None,
+            report: None,
+        };
+        let of = |device, here| card_memory(device, &card, here);
+        assert_eq!([of("vulkan", 1), of("vulkan", 2), of("vulkan:rank", 2)], [Some(8_000), Some(4_000), Some(8_000)]);
     }
 
     #[test]

@@ -33,7 +33,7 @@ use bellows_device::answer_probe;
 pub use bellows_exit::Exit;
 pub use bounds::say_bounds;
 pub use console::{Bar, Foot, coloured, columns, fit, memory, note, rate, say};
-pub use device::{device_of_rank, examine, join_pool, pick_device, share_card, unfit};
+pub use device::{card_memory, device_of_rank, examine, join_pool, pick_device, unfit};
 pub use failure::{Context, Failure, Usage};
 pub use flags::{count, detach, doctor, flag, flag_values, matches, option, resume, switch, text, whole};
 pub use launches::say_launches;

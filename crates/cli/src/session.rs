@@ -256,7 +256,7 @@ impl Run {
     /// Checkpoints of which none can be used; a rank that is another run's, or computes in another backend.
     pub fn start<T: Task>(&mut self, learner: &mut Learner<T>, device: &Selected) -> Result<(), Failure> {
         if let Some(Ranks { exchange, .. }) = &self.session.ranks {
-            learner.computes_on(device.backend, &device.name);
+            learner.computes_on(device.backend, device.model());
             learner.join(Rc::clone(exchange), &ranks::code(), self.session.limits.clone())?;
             self.resumed = exchange.first(&[self.resumed.into()])? == [1];
             let here = self.session.here;

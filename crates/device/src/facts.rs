@@ -208,6 +208,11 @@ pub(crate) fn cpu_name(threads: usize) -> String {
     format!("{}, {threads}", model.unwrap_or_else(|| format!("{} CPU", std::env::consts::ARCH)))
 }
 
+/// The model in what [`cpu_name`] says.
+pub(crate) fn cpu_model(name: &str) -> &str {
+    name.rsplit_once(", ").map_or(name, |(model, _)| model)
+}
+
 /// The instruction sets the CPU backend can make use of, by /proc/cpuinfo's names.
 pub(crate) fn cpu_features() -> Vec<&'static str> {
     #[cfg(target_arch = "x86_64")]

@@ -70,6 +70,11 @@ impl Selected {
         self.report.as_ref().filter(|_| self.is_accelerator()).and_then(ProbeReport::speed)
     }
 
+    /// What of its name the bits of an update may depend on: of the CPU its model, for its sums are in one order with any number of threads.
+    pub fn model(&self) -> &str {
+        if self.is_accelerator() { &self.name } else { facts::cpu_model(&self.name) }
+    }
+
     /// Whether it is anything but the processor.
     pub fn is_accelerator(&self) -> bool {
         self.backend != Backend::Flex.name()
@@ -283,6 +288,16 @@ mod tests {
         assert_eq!(lowering, Lowering::Auto);
         assert!(reason.unwrap().contains("f32"));
         assert_eq!(lowering_on_cpu(Some(Lowering::Winograd), false), (Lowering::Winograd, None));
+    }
+
+    #[test]
+    fn processors_of_one_model_are_alike_with_however_many_threads() {
+        let mut selected = cpu(None, None, &ProbeOptions::default());
+        let named = |threads: usize| Selected { name: facts::cpu_name(threads), ..cpu(None, None, &ProbeOptions::default()) };
+        assert_eq!([1, 8].map(|threads| named(threads).model().to_owned()), [selected.model(); 2]);
+        assert!(selected.name.starts_with(&format!("{}, ", selected.model())));
+        (selected.backend, selected.name) = (Backend::Vulkan.name(), "AMD Radeon RX 5600 XT, RADV".into());
+        assert_eq!(selected.model(), selected.name, "a card's has no threads");
     }
 
     #[test]

@@ -45,7 +45,7 @@ impl<T: Task> Run<T> {
         let saves = config.save || at.last;
         // Evaluations and files have other shapes than a step: its blocks would lie beside theirs. Nor does a step want those of an evaluation.
         bellows_kernels::forget();
-        self.prepare(at, evaluated, saves)?;
+        self.prepare(evaluated, saves)?;
         let model = self.ema_model();
         let evaluation = match evaluated.then(|| self.evaluate(task, &model)).transpose() {
             Err(Failure::Other(LearnError::Task { source, .. })) if source.is::<Interrupted>() => return Ok(Judged::Interrupted),
@@ -86,12 +86,9 @@ impl<T: Task> Run<T> {
         config.val && (!at.complete || (self.state.counters.epoch + 1).is_multiple_of(config.val_interval))
     }
 
-    /// What is done before anything is read to judge by: the ranks agree on what was trained, and then it is made safe. A checkpoint of ranks that have learnt
-    /// something else would be taken for progress.
-    fn prepare(&mut self, at: Judging, evaluated: bool, saves: bool) -> Result<(), LearnError> {
-        if at.complete {
-            self.compare_weights()?;
-        }
+    /// What is done before anything is read to judge by: the ranks agree on what was trained, also where no checkpoint is made, and then it is made safe.
+    fn prepare(&mut self, evaluated: bool, saves: bool) -> Result<(), LearnError> {
+        self.compare_weights()?;
         if evaluated && saves && self.clock.safe != Some(self.state.counters.batches) {
             self.try_save(true)?;
         }

@@ -359,12 +359,17 @@ impl<T: Task> Learner<T> {
         run.clock.saved.elapsed_s = elapsed_s;
         run.clock.saved.batches = step;
         run.clock.safe = if open { safe } else { resumed.then_some(step) };
+        run.clock.compared = Some(step);
         if resumed {
             let place = format!("going on at epoch {} batch {}", epoch + 1, position + 1);
             self.first_notices.drain(..).chain([place]).for_each(|notice| run.watchers.notify("resume", notice));
             if run.clock.safe.is_some() {
                 return Ok(());
             }
+        }
+        // Of those to come, for the first is without moments.
+        if let Some(little) = run.journal.checkpoints().little_room(run.state.full_size(&run.settings.layout)) {
+            run.tell("warning", little);
         }
         // A run has a checkpoint from its first moment: roll-backs have somewhere to go and an unwritable disk shows at once.
         run.save_planned().map_err(|error| error.or(LearnError::Save))

@@ -31,25 +31,32 @@ impl<T: Task> Run<T> {
                 }
             }
         }
+        // Of whoever has come since nothing is known.
+        self.clock.compared = None;
         self.compare_weights()
     }
 
-    /// Whether all ranks have learnt the same.
+    /// Whether all ranks have learnt the same, if they have trained since that was last so. Running statistics are each rank's own.
     ///
     /// # Errors
     /// The first rank that has not.
-    pub(crate) fn compare_weights(&self) -> Result<(), LearnError> {
-        if self.ranks.others().is_none() {
+    pub(crate) fn compare_weights(&mut self) -> Result<(), LearnError> {
+        let batches = Some(self.state.counters.batches);
+        if self.ranks.others().is_none() || self.clock.compared == batches {
             return Ok(());
         }
         let layout = &self.settings.layout;
-        let values = layout.read(&layout.values(&self.state.model.valid()))?;
-        let learned = values.into_iter().zip(&layout.entries).filter(|(_, entry)| entry.group.is_some());
-        let hash = learned.fold(0, |hash, ((_, _, values), _)| {
+        let values = layout.entries.iter().zip(layout.values(&self.state.model.valid()));
+        let mut hash = 0;
+        // One after the other: all of them may be much to hold once more.
+        for (entry, value) in values.filter(|(entry, _)| entry.group.is_some()) {
+            let values = value.try_to_vec_as::<f32>().map_err(|e| LearnError::Device(format!("reading {}: {e}", entry.name)))?;
             let bytes: Vec<u8> = values.into_iter().flat_map(f32::to_le_bytes).collect();
-            crc32c::crc32c_append(hash, &bytes)
-        });
-        self.ranks.compare("weights", hash)
+            hash = crc32c::crc32c_append(hash, &bytes);
+        }
+        self.ranks.compare("weights", hash)?;
+        self.clock.compared = batches;
+        Ok(())
     }
 
     /// Gives all ranks the averages of rank 0's running statistics: every rank has those of its own samples, and all are to judge one model.

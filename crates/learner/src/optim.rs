@@ -56,6 +56,16 @@ impl OptimizerKind {
             _ => [shape.to_vec(), shape.to_vec()],
         }
     }
+
+    /// The numbers in a parameter's buffers after its first update, given its shape.
+    pub(crate) fn kept(self, shape: &[usize]) -> usize {
+        let [first, second] = self.buffer_shapes(shape).map(|shape| shape.iter().product::<usize>());
+        match self {
+            Self::Sgd | Self::Lion => first,
+            Self::Adafactor if shape.len() < 2 => first,
+            _ => first + second,
+        }
+    }
 }
 
 /// The constants of a rule that no schedule moves.

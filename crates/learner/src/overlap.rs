@@ -76,9 +76,9 @@ impl Buckets {
         self.entries.iter().map(of).collect()
     }
 
-    /// The sums over all ranks, where the arenas have them. What has not come when nothing can come any more is zero.
-    fn sums(&self, others: &dyn Exchange, wire: Wire, come: &Receiver<Given>) -> Result<Vec<f32>, ExchangeError> {
-        let (mut flat, mut there) = (vec![0.0; self.len], vec![false; self.places.len()]);
+    /// The sums over all ranks, where the arenas have them, in `flat`, zeros until then. What has not come when nothing can come any more is zero.
+    fn sums(&self, mut flat: Vec<f32>, others: &dyn Exchange, wire: Wire, come: &Receiver<Given>) -> Result<Vec<f32>, ExchangeError> {
+        let mut there = vec![false; self.places.len()];
         for bucket in &self.entries {
             while !bucket.iter().all(|&entry| there[entry]) {
                 let Ok((entry, values)) = come.recv() else { break };
@@ -157,15 +157,18 @@ pub(crate) fn summed<R>(
 ) -> (R, Result<Vec<f32>, ExchangeError>) {
     let (give, come) = channel();
     let hand = Hand { buckets, give, given: Rc::default(), begun: Instant::now() };
+    let zeros = || vec![0.0; buckets.len];
     match others.beside().filter(|_| meanwhile) {
         Some(others) => thread::scope(|scope| {
-            let sums = scope.spawn(move || buckets.sums(others, wire, &come));
+            // Made here: what a thread has freed glibc keeps, in heaps of which the thread of another step gets another one.
+            let flat = zeros();
+            let sums = scope.spawn(move || buckets.sums(flat, others, wire, &come));
             let made = pass(hand);
             (made, sums.join().unwrap_or_else(|panic| resume_unwind(panic)))
         }),
         None => {
             let made = pass(hand);
-            (made, buckets.sums(others, wire, &come))
+            (made, buckets.sums(zeros(), others, wire, &come))
         }
     }
 }

@@ -178,7 +178,7 @@ impl Ranks {
         let hardware = self.0.as_ref()?.hardware.borrow();
         let (rank, other) = hardware.iter().enumerate().find(|(_, other)| **other != hardware[0])?;
         Some(format!(
-            "rank {rank} computes on {other}, and rank 0 on {}: if those come to other bits, the end of an epoch tells, and ends the run",
+            "rank {rank} computes on {other}, and rank 0 on {}: if those come to other bits, the next checkpoint or the end of the epoch tells, and ends the run",
             hardware[0]
         ))
     }

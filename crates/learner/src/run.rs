@@ -53,6 +53,8 @@ pub(crate) struct Clock {
     pub(crate) saved: Saved,
     /// Batches of the last checkpoint that was made.
     pub(crate) safe: Option<u64>,
+    /// Batches after which all ranks had the same weights, when they were compared last.
+    pub(crate) compared: Option<u64>,
     /// The counters before the first of the batches in a row that could not be read: nothing else of the state is another since.
     pub(crate) readable: Option<Counters>,
     /// Where the time of this epoch's steps went, and the seconds in which they were.
@@ -65,7 +67,7 @@ pub(crate) struct Clock {
 impl Clock {
     pub(crate) fn start() -> Self {
         let (saved, times) = (Saved::default(), StepTimes::default());
-        Self { lap: Instant::now(), saved, safe: None, readable: None, times, trained_s: 0.0, grad_norm: None }
+        Self { lap: Instant::now(), saved, safe: None, compared: None, readable: None, times, trained_s: 0.0, grad_norm: None }
     }
 
     /// Seconds since the last lap.
@@ -206,12 +208,14 @@ impl<T: Task> Run<T> {
         self.save().inspect_err(|_| self.state.counters.planned_step = before)
     }
 
-    /// Makes a checkpoint, and writes what waited for one: rank 0 does, for all.
+    /// Makes a checkpoint, and writes what waited for one: rank 0 does, for all, if all have learnt the same. What one of them has learnt would be taken for
+    /// progress.
     ///
     /// # Errors
     /// When it is not made; then the one before stands.
     pub(crate) fn save(&mut self) -> Result<(), Unsaved> {
         self.turn_to(Phase::Save);
+        self.compare_weights().map_err(Unsaved::Ranks)?;
         let (batches, elapsed_s) = (self.state.counters.batches, self.state.counters.elapsed_s);
         // Also if it fails: the next try comes an interval later, not a batch later.
         self.clock.saved = Saved { batches, elapsed_s };

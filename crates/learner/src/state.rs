@@ -75,6 +75,12 @@ impl<M: Module> RunState<M> {
         Ok(members)
     }
 
+    /// Bytes of the tensors of a checkpoint once every parameter has had an update, with which moments come; within a window its gradients come on top.
+    pub fn full_size(&self, layout: &Layout) -> u64 {
+        let kept = |entry: &Entry| entry.group.map_or(0, |_| self.optimizer.kind.kept(&entry.shape));
+        layout.entries.iter().map(|entry| (entry.dtype.size() * (2 * entry.numel() + kept(entry))) as u64).sum()
+    }
+
     /// Puts a checkpoint's files into this state, which must have been built for the same model and settings.
     ///
     /// # Errors

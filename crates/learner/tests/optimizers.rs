@@ -3,7 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use bellows_learner::{Entry, GradBuffer, Group, Hyper, Layout, Optimizer, OptimizerKind};
+use crate::toy::{config, data, learner, no_poison};
+use bellows_learner::{Entry, GradBuffer, Group, Hyper, Layout, LearnerConfig, Optimizer, OptimizerKind};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use serde::Deserialize;
 
@@ -74,5 +75,22 @@ fn the_rarer_rules_are_pytorchs() {
     for kind in kinds {
         let name = serde_json::to_value(kind).unwrap();
         expect_updates(&golden, kind, torch.momentum, &torch.after[name.as_str().unwrap()]);
+    }
+}
+
+/// Numbers alone, without names, rows and counters.
+#[test]
+fn the_size_of_a_checkpoint_is_known_before_there_are_moments() {
+    use OptimizerKind::{Adafactor, AdamW, Adamax, Lion, NAdam, RmsProp, Sgd};
+    for optimizer in [Sgd, AdamW, NAdam, Adamax, RmsProp, Adafactor, Lion] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut session = learner(dir.path(), LearnerConfig { optimizer, max_steps: Some(1), ..config() }, no_poison);
+        let expected = session.state().full_size(session.layout());
+        session.fit(&data()).unwrap();
+        let members = session.state().encode(session.layout()).unwrap();
+        let files = members.iter().filter(|(name, _)| name.ends_with(".safetensors"));
+        // A file begins with the length of its header.
+        let numbers = |bytes: &[u8]| bytes.len() as u64 - 8 - u64::from_le_bytes(*bytes.first_chunk().unwrap());
+        assert_eq!(files.map(|(_, bytes)| numbers(bytes)).sum::<u64>(), expected, "{optimizer:?}");
     }
 }

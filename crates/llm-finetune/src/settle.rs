@@ -1,6 +1,6 @@
 //! What memory there is, and which layers are run again for it: asked before a run's weights are read.
 
-use bellows_cli::{Failure, note, say, share_card};
+use bellows_cli::{Failure, card_memory, note, say};
 use bellows_device::Selected;
 use bellows_learner::memory::Place;
 use bellows_qwen::base::Base;
@@ -41,8 +41,8 @@ pub(crate) fn settle_memory(
     here: usize,
 ) -> Result<(SftConfig, Plan), Failure> {
     let place = Place::of(&device.device);
-    let sharing = if place == Place::Processor || share_card(&config.device, device, here) { here } else { 1 };
-    let free = place.room(device.memory).map(|bytes| bytes / sharing as f64);
+    let free = place.room(card_memory(&config.device, device, here));
+    let free = free.map(|bytes| if place == Place::Processor { bytes / here as f64 } else { bytes });
     let (storage, seq) = (storage(&config, place)?, longest_row(&config, data.train.lengths()));
     let mut question = Question { model, config, storage, place, has_f16: device.has_f16(), seq };
     question.allocates(largest_allocation(&device.device))?;

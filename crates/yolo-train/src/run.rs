@@ -4,7 +4,9 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use bellows_cli::{Bar, Failure, Keeping, Resumed, Run, Session, Signals, Usage, pick_device, ranks_of, resumed, say, unfit, yaml_layer};
+use bellows_cli::{
+    Bar, Failure, Keeping, Resumed, Run, Session, Signals, Usage, card_memory, pick_device, ranks_of, resumed, say, unfit, yaml_layer,
+};
 use bellows_device::{Conv, ProbeOptions, Selected, Shape, Work, processor};
 use bellows_kernels::{Lowering, cube};
 use bellows_learner::Outcome;
@@ -71,11 +73,12 @@ pub(crate) fn train(args: &TrainArgs, signals: &Signals) -> Result<(), Failure> 
     say(&format!("Bellows {} · YOLOv8 · {}", env!("CARGO_PKG_VERSION"), config.data));
     notes.iter().for_each(|line| say(line));
     let device = device(&config, args.reprobe, args.tune)?;
-    let (data, batch) = open(&mut config, &device, resumed.as_deref())?;
+    let memory = card_memory(&config.device, &device, session.local_ranks());
+    let (data, batch) = open(&mut config, &device, memory, resumed.as_deref())?;
     data.lines.iter().chain(&batch).for_each(|line| say(line));
 
     let mut run = session.open(resumed.as_deref(), &config.project, &config.name, config.exist_ok)?;
-    let mut training = Training::new(data, config, &device.device, device.memory, run.dir().clone(), resumed.as_deref())?;
+    let mut training = Training::new(data, config, &device.device, memory, run.dir().clone(), resumed.as_deref())?;
     training.header().iter().for_each(|line| say(line));
     run.start(training.learner(), &device)?;
     run.record(&args.typed, SETTINGS, training.config(), &[&MADE[..], &JUDGED[..]].concat())?;
@@ -137,10 +140,16 @@ fn as_begun(layers: &[Layer]) -> Option<Value> {
     serde_json::to_value(config).ok()
 }
 
-/// The data, once a run on them is within `memory_limit`, and what there is to say of its batch. Images that are to be kept decoded are read after that.
-fn open(config: &mut TrainConfig, device: &Selected, resumed: Option<&Path>) -> Result<(TrainingData, Option<String>), Failure> {
+/// The data, once a run on them is within `memory_limit`, and what there is to say of its batch, which may be a share of `memory`, what this process has of a
+/// card's. Images that are to be kept decoded are read after that.
+fn open(
+    config: &mut TrainConfig,
+    device: &Selected,
+    memory: Option<u64>,
+    resumed: Option<&Path>,
+) -> Result<(TrainingData, Option<String>), Failure> {
     let mut data = watched(say, |progress| TrainingData::find(config, progress))?;
-    let batch = settle_memory(config, &data, &device.device, device.memory, resumed)?;
+    let batch = settle_memory(config, &data, &device.device, memory, resumed)?;
     watched(say, |progress| data.decode(config, progress))?;
     Ok((data, batch))
 }

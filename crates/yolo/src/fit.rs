@@ -64,7 +64,7 @@ pub fn settle(
     Ok(said)
 }
 
-/// What there is to say of settled settings on a card whose own memory (bytes, where its driver tells) the plan is beyond.
+/// What there is to say of settled settings on a card whose own memory (bytes, where its driver tells; of ranks that share one, a rank's share) the plan is beyond.
 ///
 /// # Errors
 /// A model or a weight file that is none.
@@ -138,7 +138,7 @@ impl<'a> Question<'a> {
         let planned = self.plan().peak();
         (planned > bytes).then(|| {
             let advice = self.advice(self.remedies(bytes).as_deref());
-            format!("memory: {:.2} GB are planned and this card has {:.2}: {advice}", planned / 1e9, bytes / 1e9)
+            format!("memory: {:.2} GB are planned and this card has {:.2} for it: {advice}", planned / 1e9, bytes / 1e9)
         })
     }
 
@@ -479,7 +479,7 @@ mod tests {
     fn a_plan_beyond_a_card_is_told_with_the_way_out() {
         let asked = on(Place::Card, small());
         let said = asked.beyond(2e9).unwrap();
-        assert!(said.starts_with("memory: ") && said.contains("this card has 2.00: it would fit with --batch "), "{said}");
+        assert!(said.starts_with("memory: ") && said.contains("this card has 2.00 for it: it would fit with --batch "), "{said}");
         assert_eq!(asked.beyond(64e9), None);
     }
 }

@@ -110,7 +110,7 @@ pub struct Training {
 
 impl Training {
     /// Builds the model (from scratch or from a file), resolves `batch: -1` and `optimizer: auto`, and prepares the run in `dir`.
-    /// `memory` is the device's, in bytes, where known; `resumed` the directory of a run that [`Learner::resume`] will go on with, as every rank knows it.
+    /// `memory` is the device's, in bytes, where known (of ranks that share a card, a rank's share); `resumed` the directory of a run that [`Learner::resume`] will go on with, as every rank knows it.
     ///
     /// How convolutions are computed is the process's: `conv` and `precision` bf16 say it to whoever chooses a device, as `ProbeOptions { lowering: Some(config.lowering()?), .. }`
     /// of `bellows_device`, and hold once what was chosen is adopted (`Selected::adopt`).

@@ -131,9 +131,19 @@ impl<S: Store> Checkpoints<S> {
         if free < needed {
             return Err(SaveError::NoSpace { dir: self.dir.clone(), needed, free });
         }
-        if free < size.saturating_mul(3) {
-            tracing::warn!("{} has room for less than three checkpoints: {free} bytes free, {size} each", self.dir.display());
+        if let Some(little) = self.little(free, size) {
+            tracing::warn!("{little}");
         }
         Ok(())
+    }
+
+    /// What there is to say of a disk that has room for less than three checkpoints of so many bytes, where that is known.
+    pub fn little_room(&self, size: u64) -> Option<String> {
+        self.little(self.store.free_space(&self.dir).ok()?, size)
+    }
+
+    fn little(&self, free: u64, size: u64) -> Option<String> {
+        let told = || format!("{} has room for less than three checkpoints: {free} bytes free, {size} each", self.dir.display());
+        (free < size.saturating_mul(3)).then(told)
     }
 }

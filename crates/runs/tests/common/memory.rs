@@ -87,6 +87,7 @@ struct Disk {
     seen: Vec<Node>,
     durable: Vec<Node>,
     pending: Vec<Change>,
+    free: u64,
     operations_left: usize,
     forget: Forget,
 }
@@ -151,7 +152,15 @@ impl MemoryStore {
     }
 
     fn of(root: &Path, seen: Vec<Node>, operations_left: usize, forget: Forget) -> Self {
-        Self(Rc::new(RefCell::new(Disk { root: root.into(), durable: seen.clone(), seen, pending: Vec::new(), operations_left, forget })))
+        let (durable, pending) = (seen.clone(), Vec::new());
+        Self(Rc::new(RefCell::new(Disk { root: root.into(), seen, durable, pending, free: u64::MAX, operations_left, forget })))
+    }
+
+    /// The same with so many bytes free, whatever is written.
+    #[allow(dead_code, reason = "a test of the Learner's")]
+    pub(crate) fn with_room(self, free: u64) -> Self {
+        self.0.borrow_mut().free = free;
+        self
     }
 
     /// What may be found on the disk when the power is back: every subset of the pending changes, or a fixed sample of `most` of them.
@@ -288,7 +297,8 @@ impl Store for MemoryStore {
     }
 
     fn free_space(&self, path: &Path) -> Result<u64, StoreError> {
-        self.0.borrow_mut().operation(path)?;
-        Ok(u64::MAX)
+        let mut disk = self.0.borrow_mut();
+        disk.operation(path)?;
+        Ok(disk.free)
     }
 }

@@ -192,11 +192,10 @@ fn adafactor_step(
     lr: f64,
     decay: f64,
 ) -> Stepped {
-    let rule = AdafactorConfig::new().with_relative_step(false).with_scale_parameter(false).with_weight_decay(decay as f32).build();
     let time = update.saturating_sub(1) as usize;
     let &[ref batch @ .., rows, cols] = shape else {
         let state = first.map(|second_moment| AdafactorState { time, second_moment, column_second_moment: None });
-        let (weight, state) = rule.step(lr, weight, grad, state);
+        let (weight, state) = clipped_step(weight, grad, state, lr, decay);
         return (weight, state.map(|s| s.second_moment), None);
     };
     let n: usize = batch.iter().product();
@@ -205,10 +204,25 @@ fn adafactor_step(
         second_moment: row.reshape([n, rows, 1]),
         column_second_moment: Some(column.reshape([n, 1, cols])),
     });
-    let (weight, state) = rule.step(lr, weight.reshape([n, rows, cols]), grad.reshape([n, rows, cols]), state);
+    let (weight, state) = clipped_step(weight.reshape([n, rows, cols]), grad.reshape([n, rows, cols]), state, lr, decay);
     let flat = |t: Tensor<3>| t.reshape([-1]);
     let (row, column) = state.map_or((None, None), |s| (Some(s.second_moment), s.column_second_moment));
     (flat(weight), row.map(flat), column.map(flat))
+}
+
+/// Burn's step, with the root mean square that it is clipped by taken of rows first: from 4 M numbers on Burn sums all at once, on threads that add in
+/// no fixed order. So the step is taken from zeros at a rate of 1, unclipped.
+fn clipped_step<const D: usize>(
+    weight: Tensor<D>,
+    grad: Tensor<D>,
+    state: Option<AdafactorState<D>>,
+    lr: f64,
+    decay: f64,
+) -> (Tensor<D>, Option<AdafactorState<D>>) {
+    let rule = AdafactorConfig::new().with_relative_step(false).with_scale_parameter(false).with_clip_threshold(f32::MAX).build();
+    let (step, state) = rule.step(1.0, weight.zeros_like(), grad, state);
+    let clipping = step.clone().square().mean_dim(D - 1).mean().sqrt().clamp_min(1.0);
+    (weight.mul_scalar(1.0 - lr * decay) + step.div(clipping.unsqueeze()).mul_scalar(lr), state)
 }
 
 #[cfg(test)]
@@ -280,5 +294,31 @@ mod tests {
                 assert!((f64::from(ours) - torch).abs() < 1e-6, "{kind:?}: {ours} for {torch}");
             }
         }
+    }
+    /// A matrix of more numbers than are summed on one thread, whose second update is clipped.
+    #[test]
+    fn adafactors_bits_do_not_hang_on_threads() {
+        const SHAPE: [usize; 2] = [2048, 2064];
+        let layout = Layout::from_entries(vec![Entry { name: "w".into(), shape: SHAPE.to_vec(), group: Some(0), dtype: DType::F32 }]);
+        let layout = OptimizerKind::Adafactor.arrange(layout);
+        let groups = [Group { lr_scale: 1.0, weight_decay: 0.05, bias: false }];
+        let hyper = Hyper { lr: vec![0.02], momentum: 0.9, accumulate: 1 };
+        let numbers: Vec<f32> =
+            (0..(SHAPE[0] * SHAPE[1]) as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 8) as f32 * 1e-7 - 0.8).collect();
+        let twice = || {
+            let device = Device::flex();
+            let mut weights = vec![Some(upload(&numbers, &device))];
+            let mut optimizer = Optimizer::new(OptimizerKind::Adafactor, OptimizerKind::Adafactor.constants(), &layout);
+            for number in 1..3 {
+                let grad = upload(&numbers, &device).mul_scalar(10_u32.pow(number as u32));
+                (weights, optimizer) =
+                    optimizer.step(&layout, &groups, &hyper, number, &weights, GradBuffer::of(&layout, vec![Some(grad)]));
+            }
+            let bits = |tensor: &Option<Tensor<1>>| tensor.as_ref().unwrap().try_to_vec_as::<f32>().unwrap();
+            bits(&weights[0])
+        };
+        let in_pool = |threads: usize| rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap().install(twice);
+        let one = in_pool(1);
+        assert!([2, 3, 5].into_iter().all(|threads| in_pool(threads) == one));
     }
 }

@@ -94,3 +94,27 @@ fn the_size_of_a_checkpoint_is_known_before_there_are_moments() {
         assert_eq!(files.map(|(_, bytes)| numbers(bytes)).sum::<u64>(), expected, "{optimizer:?}");
     }
 }
+
+/// A matrix of more numbers than Burn sums on one thread, whose updates from the second on are clipped.
+#[test]
+fn adafactors_bits_do_not_hang_on_threads() {
+    const SHAPE: [usize; 2] = [2048, 2064];
+    let entry = Entry { name: "w".into(), shape: SHAPE.to_vec(), group: Some(0), dtype: DType::F32 };
+    let layout = OptimizerKind::Adafactor.arrange(Layout::from_entries(vec![entry]));
+    let groups = [Group { lr_scale: 1.0, weight_decay: 0.05, bias: false }];
+    let hyper = Hyper { lr: vec![0.02], momentum: 0.9, accumulate: 1 };
+    let numbers: Vec<f32> = (0..(SHAPE[0] * SHAPE[1]) as u32).map(|i| ((i.wrapping_mul(2_654_435_761) >> 8) as f32 * 1e-7 - 0.8).powi(3)).collect();
+    let updates = || {
+        let up = || Tensor::<1>::from_data(TensorData::from(numbers.as_slice()), &Device::flex());
+        let kind = OptimizerKind::Adafactor;
+        let (mut weights, mut optimizer) = (vec![Some(up())], Optimizer::new(kind, kind.constants(), &layout));
+        for number in 1..9 {
+            let grads = GradBuffer::of(&layout, vec![Some(up().powi_scalar(number as i32).mul_scalar(7_u32.pow(number as u32)))]);
+            (weights, optimizer) = optimizer.step(&layout, &groups, &hyper, number, &weights, grads);
+        }
+        weights.remove(0).unwrap().try_to_vec_as::<f32>().unwrap()
+    };
+    let in_pool = |threads: usize| rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap().install(updates);
+    let one = in_pool(1);
+    assert!([2, 3, 5].into_iter().all(|threads| in_pool(threads) == one));
+}

@@ -124,6 +124,24 @@ fn what_the_run_before_has_left_in_its_directory_is_set_aside() {
     assert!(!out.contains("set aside") && left("weights").len() == 3, "{out}");
 }
 
+/// As those of another user: what they tell of is not known, and nothing of it stays beside what the run makes.
+#[test]
+fn logs_that_cannot_be_read_do_not_hinder_a_new_run() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_data(dir.path());
+    for log in ["results.csv", "events.jsonl"] {
+        let name = log.split_once('.').unwrap().0;
+        let run = dir.path().join("runs/detect").join(name);
+        obstruct(&run, log);
+        std::fs::create_dir(run.join("weights")).unwrap();
+        std::fs::write(run.join("weights/best.pt"), "of before").unwrap();
+        let (out, error) = expect_code(&mut train(dir.path(), name, &["--epochs", "1", "--plots", "false"]), 3);
+        assert!(out.contains("1 files and folders of the run before"), "{out}");
+        assert!(error.contains("training is saved") && error.contains(log), "{error}");
+        assert!(!run.join("weights/best.pt").exists() && run.join("weights/best.pt.abandoned").exists());
+    }
+}
+
 #[test]
 fn an_example_ends_with_the_code_of_what_it_could_not_write() {
     let dir = tempfile::tempdir().unwrap();

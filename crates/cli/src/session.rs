@@ -295,8 +295,9 @@ impl Run {
             return record_places(self.path(), config);
         }
         let journal = Journal::open(self.dir.clone())?;
-        // One that ended before its first checkpoint has made nothing, and begins anew beside what was set aside then.
-        if self.dir.newest_step().is_some() || journal.has_trained()? {
+        // One that ended before its first checkpoint has made nothing, and begins anew beside what was set aside then. Logs that cannot be read may be of one
+        // that has trained; that they cannot be written either is told by this one, whose training they do not hinder.
+        if self.dir.newest_step().is_some() || journal.has_trained().unwrap_or(true) {
             let aside = self.dir.set_aside(&[&WEIGHTS[..], made].concat(), &named_in(config)?)?;
             if aside > 0 {
                 let of_run = format!("{aside} files and folders of the run before in {}", self.path().display());

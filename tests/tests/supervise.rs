@@ -280,9 +280,14 @@ fn a_signal_to_all_processes_of_a_run_is_one() {
 fn a_signal_ends_the_pause_before_a_restart() {
     let dir = tempfile::tempdir().unwrap();
     tiny_data(dir.path());
-    let mut child = start(supervised(dir.path(), "v", true, "kill:step:2").env("BELLOWS_PAUSE_SECONDS", "3600"));
+    // What the supervisor of a run before has seen is not told of this one.
     let run = run_of(dir.path(), "v");
-    wait_for("the pause", &mut child, || !restarts(&run).is_empty());
+    std::fs::create_dir_all(&run).unwrap();
+    std::fs::write(run.join("results.csv"), "epoch\n1\n").unwrap();
+    std::fs::write(run.join("supervision.jsonl"), "{\"event\":\"restart\",\"what\":\"it hung\"}\n").unwrap();
+    let mut command = supervised(dir.path(), "v", true, "kill:step:2");
+    let mut child = start(command.arg("--exist-ok").env("BELLOWS_PAUSE_SECONDS", "3600"));
+    wait_for("the pause", &mut child, || restarts(&run).iter().any(|what| what.contains("SIGKILL")));
     let asked = Instant::now();
     signal(&child, "TERM");
     assert_eq!(child.wait().unwrap().code(), Some(143));

@@ -101,9 +101,9 @@ fn what_the_run_before_has_left_in_its_directory_is_set_aside() {
     let dir = tempfile::tempdir().unwrap();
     tiny_data(dir.path());
     let run = dir.path().join("runs/detect/s");
-    expect_code(&mut train(dir.path(), "s", &["--epochs", "1", "--save-pt", "--save-json", "--save-period", "1"]), 0);
-    // Of groups, which these data have none of; and two files of the user's.
-    for file in ["groups.csv", "stability.csv", "by_month.png", "notes.txt", "weights/mine.pt"] {
+    expect_code(&mut train(dir.path(), "s", &["--epochs", "1", "--save-pt", "--save-json", "--save-period", "1", "--tensorboard"]), 0);
+    // Of groups, which these data have none of, and of a supervisor; and two files of the user's.
+    for file in ["groups.csv", "stability.csv", "by_month.png", "supervision.jsonl", "notes.txt", "weights/mine.pt"] {
         std::fs::write(run.join(file), "of before").unwrap();
     }
     let best = std::fs::read(run.join("weights/best.pt")).unwrap();
@@ -120,6 +120,7 @@ fn what_the_run_before_has_left_in_its_directory_is_set_aside() {
     assert_eq!(left(""), own);
     assert_eq!(left("weights"), ["best.safetensors", "last.safetensors", "mine.pt"]);
     assert!(std::fs::read(run.join("weights/best.pt.abandoned")).unwrap() == best);
+    assert!(run.join("tensorboard.abandoned").is_dir());
     let (out, _) = expect_code(&mut yolo_train(dir.path(), &["--resume", run.to_str().unwrap()]), 0);
     assert!(!out.contains("set aside") && left("weights").len() == 3, "{out}");
 }

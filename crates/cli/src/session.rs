@@ -29,7 +29,7 @@ use crate::pulse::{self, Watch};
 use crate::ranks::Ranks;
 use crate::signals::{Signals, Taken};
 use crate::supervise::{end_with_parent, supervise};
-use crate::{Context, Failure, Usage, join_pool, note, place, ranks, say};
+use crate::{Context, Failure, Usage, join_pool, note, place, quoted, ranks, say};
 
 /// Who does the work of a verb that trains, and who looks after it.
 #[derive(Clone, Debug, Default)]
@@ -351,7 +351,7 @@ impl Run {
         if !self.is_first() {
             return false;
         }
-        let resume = format!("{} --resume {}", self.session.program, self.path().display());
+        let resume = format!("{} --resume {}", self.session.program, quoted(self.path()));
         match outcome {
             Outcome::Interrupted => {
                 pulse::end("stopped");

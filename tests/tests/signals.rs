@@ -231,7 +231,7 @@ fn closing(program: fn(&Path, &[&str]) -> Command, dir: &Path, args: &[&str], ru
         read_until(&mut out, begun);
         signal(&child, "TERM");
         let (_, error) = ended(child, code);
-        assert!(error.contains("the training is done and saved") && error.contains(&format!("--resume {run}")), "{error}");
+        assert!(error.contains("the training is done and saved") && error.contains(&format!("--resume '{run}'")), "{error}");
         let rest = read_rest(out);
         assert!(!rest.contains(done), "{rest}");
         if code == 3 {
@@ -247,8 +247,8 @@ fn in_the_closing_validation_it_leaves_that_for_later() {
     let dir = tempfile::tempdir().unwrap();
     let yaml = std::fs::read_to_string(tiny_data(dir.path())).unwrap();
     std::fs::write(dir.path().join("tiny.yaml"), yaml.replace("val: 4,", "val: 300,")).unwrap();
-    let args = ["--data", "tiny.yaml", "--name", "c", "--imgsz", "320", "--epochs", "1", "--plots", "false"];
-    closing(yolo_train, dir.path(), &args, "runs/detect/c", "epochs completed", "Best weights:");
+    let args = ["--data", "tiny.yaml", "--name", "c 1", "--imgsz", "320", "--epochs", "1", "--plots", "false"];
+    closing(yolo_train, dir.path(), &args, "runs/detect/c 1", "epochs completed", "Best weights:");
 }
 
 #[test]
@@ -259,8 +259,8 @@ fn in_the_closing_test_it_leaves_that_for_later() {
     std::fs::create_dir(dir.path().join("set")).unwrap();
     std::fs::write(dir.path().join("set/train.jsonl"), &chats).unwrap();
     std::fs::write(dir.path().join("set/test.jsonl"), chats.repeat(300)).unwrap();
-    let args = ["--config", "tiny.yaml", "--data", "set", "--val-size", "0", "--name", "c", "--epochs", "1"];
-    closing(llm_finetune, dir.path(), &args, "runs/sft/c", "Saved ", "test: loss");
+    let args = ["--config", "tiny.yaml", "--data", "set", "--val-size", "0", "--name", "c 1", "--epochs", "1"];
+    closing(llm_finetune, dir.path(), &args, "runs/sft/c 1", "Saved ", "test: loss");
 }
 
 /// A program, its arguments, where its run comes to be, and what it says at its end.

@@ -280,9 +280,14 @@ fn a_signal_to_all_processes_of_a_run_is_one() {
 fn a_signal_ends_the_pause_before_a_restart() {
     let dir = tempfile::tempdir().unwrap();
     tiny_data(dir.path());
-    let mut child = start(supervised(dir.path(), "v", true, "kill:step:2").env("BELLOWS_PAUSE_SECONDS", "3600"));
+    // What the supervisor of a run before has seen is not told of this one.
     let run = run_of(dir.path(), "v");
-    wait_for("the pause", &mut child, || !restarts(&run).is_empty());
+    std::fs::create_dir_all(&run).unwrap();
+    std::fs::write(run.join("results.csv"), "epoch\n1\n").unwrap();
+    std::fs::write(run.join("supervision.jsonl"), "{\"event\":\"restart\",\"what\":\"it hung\"}\n").unwrap();
+    let mut command = supervised(dir.path(), "v", true, "kill:step:2");
+    let mut child = start(command.arg("--exist-ok").env("BELLOWS_PAUSE_SECONDS", "3600"));
+    wait_for("the pause", &mut child, || restarts(&run).iter().any(|what| what.contains("SIGKILL")));
     let asked = Instant::now();
     signal(&child, "TERM");
     assert_eq!(child.wait().unwrap().code(), Some(143));
@@ -429,7 +434,7 @@ fn a_suspended_run_is_stopped_with_its_state_saved() {
 fn a_run_in_the_background_outlives_who_started_it() {
     let dir = tempfile::tempdir().unwrap();
     tiny_data(dir.path());
-    let args = ["--data", "tiny.yaml", "--project", "exp", "--name", "v", "--plots", "false", "--detach", "--supervise"];
+    let args = ["--data", "tiny.yaml", "--project", "exp", "--name", "v 1", "--plots", "false", "--detach", "--supervise"];
     let begin = |more: &[&str]| yolo_train(dir.path(), &[&args, more].concat());
     let (_, error) = expect_code(&mut begin(&["--device", "gpu9"]), 2);
     assert!(error.contains("before training began"), "{error}");
@@ -439,17 +444,20 @@ fn a_run_in_the_background_outlives_who_started_it() {
     expect_code(&mut yolo_train(dir.path(), &[&in_a_file[..], &["--detach"]].concat()), 2);
     let (out, _) = expect_code(&mut begin(&["--epochs", "500"]), 0);
     assert!(out.contains("YOLOv8n summary") && out.contains("In the background as process"), "{out}");
-    let run = dir.path().join("exp/v");
+    let run = dir.path().join("exp/v 1");
     assert!(std::fs::read_to_string(run.join("console.log")).unwrap().contains("Starting training for 500 epochs"));
-    // As it was told to, for the run is not where these look by themselves.
-    let told = |verb: &str| out.split('`').find_map(|words| words.strip_prefix("yolo-train ")?.strip_prefix(verb)).unwrap().trim();
+    // As it was told to, for the run is not where these look by themselves: one word to a shell.
+    let told = |verb: &str| {
+        let mut words = out.split('`').filter_map(|words| words.strip_prefix("yolo-train ")?.strip_prefix(verb));
+        words.next().unwrap().trim().strip_prefix('\'').unwrap().strip_suffix('\'').unwrap()
+    };
     let (how, _) = expect_code(&mut yolo_train(dir.path(), &["status", told("status")]), 0);
-    assert!(how.starts_with("exp/v: "), "{how}");
+    assert!(how.starts_with("exp/v 1: "), "{how}");
     let (out, _) = expect_code(&mut yolo_train(dir.path(), &["stop", told("stop")]), 0);
     assert!(out.contains("stopped"), "{out}");
     assert!(!checkpoints(&run).is_empty());
     let left: Vec<_> = std::fs::read_dir(dir.path().join("exp")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-    assert_eq!(left, ["v"], "nothing else is left");
+    assert_eq!(left, ["v 1"], "nothing else is left");
 }
 
 /// Its settings may have come with it from somewhere else, or from somebody else.

@@ -101,9 +101,9 @@ fn what_the_run_before_has_left_in_its_directory_is_set_aside() {
     let dir = tempfile::tempdir().unwrap();
     tiny_data(dir.path());
     let run = dir.path().join("runs/detect/s");
-    expect_code(&mut train(dir.path(), "s", &["--epochs", "1", "--save-pt", "--save-json", "--save-period", "1"]), 0);
-    // Of groups, which these data have none of; and two files of the user's.
-    for file in ["groups.csv", "stability.csv", "by_month.png", "notes.txt", "weights/mine.pt"] {
+    expect_code(&mut train(dir.path(), "s", &["--epochs", "1", "--save-pt", "--save-json", "--save-period", "1", "--tensorboard"]), 0);
+    // Of groups, which these data have none of, and of a supervisor; and two files of the user's.
+    for file in ["groups.csv", "stability.csv", "by_month.png", "supervision.jsonl", "notes.txt", "weights/mine.pt"] {
         std::fs::write(run.join(file), "of before").unwrap();
     }
     let best = std::fs::read(run.join("weights/best.pt")).unwrap();
@@ -120,8 +120,27 @@ fn what_the_run_before_has_left_in_its_directory_is_set_aside() {
     assert_eq!(left(""), own);
     assert_eq!(left("weights"), ["best.safetensors", "last.safetensors", "mine.pt"]);
     assert!(std::fs::read(run.join("weights/best.pt.abandoned")).unwrap() == best);
+    assert!(run.join("tensorboard.abandoned").is_dir());
     let (out, _) = expect_code(&mut yolo_train(dir.path(), &["--resume", run.to_str().unwrap()]), 0);
     assert!(!out.contains("set aside") && left("weights").len() == 3, "{out}");
+}
+
+/// As those of another user: what they tell of is not known, and nothing of it stays beside what the run makes.
+#[test]
+fn logs_that_cannot_be_read_do_not_hinder_a_new_run() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_data(dir.path());
+    for log in ["results.csv", "events.jsonl"] {
+        let name = log.split_once('.').unwrap().0;
+        let run = dir.path().join("runs/detect").join(name);
+        obstruct(&run, log);
+        std::fs::create_dir(run.join("weights")).unwrap();
+        std::fs::write(run.join("weights/best.pt"), "of before").unwrap();
+        let (out, error) = expect_code(&mut train(dir.path(), name, &["--epochs", "1", "--plots", "false"]), 3);
+        assert!(out.contains("1 files and folders of the run before"), "{out}");
+        assert!(error.contains("training is saved") && error.contains(log), "{error}");
+        assert!(!run.join("weights/best.pt").exists() && run.join("weights/best.pt.abandoned").exists());
+    }
 }
 
 #[test]

@@ -14,7 +14,7 @@ use bellows_exit::{Coded, Exit};
 
 use crate::orders::{background, in_background};
 use crate::signals::quit;
-use crate::{Context, Failure, Signals, note, say};
+use crate::{Context, Failure, Signals, note, quoted, say};
 
 /// What the words of a run are called in its folder.
 const LOG: &str = "console.log";
@@ -93,7 +93,7 @@ pub(crate) fn leave_terminal() {
 /// In the process that trains: its words are the run's from here on, the last that are shown those by which `program` asks for this run and no other.
 pub(crate) fn keep_words(program: &str, run: &Path) {
     let Some(log) = background().filter(|log| log.exists()) else { return };
-    say(&format!("`{program} status {0}` tells how it is, `{program} stop {0}` ends it", run.display()));
+    say(&format!("`{program} status {0}` tells how it is, `{program} stop {0}` ends it", quoted(run)));
     if let Err((kept, error)) = keep(&log, run) {
         note(&format!("warning: what is said stays in {}: {error}", kept.display()));
     }

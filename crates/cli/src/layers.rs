@@ -8,7 +8,7 @@ use bellows_settings::{Layer, Setting, yaml_fault};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use crate::{Context, Failure, Usage};
+use crate::{Context, Failure, Usage, note};
 
 /// Most bytes of a file of settings.
 const LONGEST: u64 = 1 << 20;
@@ -153,23 +153,55 @@ pub(crate) fn record_settings(dir: &Path, command: &str, table: &[Setting], conf
 const PLACES: [&str; 3] = ["data", "model", "adapter"];
 
 /// Has `config.yaml` of a run that goes on say where its data, model and adapter lie now: whoever resumes it next need not say so again. All else of it stays
-/// as it was begun.
+/// as it was begun. Somebody may have edited it: where a value cannot be replaced as it stands there, that is said, and the file stays as it is.
 ///
 /// # Errors
-/// When the file cannot be read or written.
+/// When the file cannot be read or written, or is no YAML.
 pub(crate) fn record_places(dir: &Path, config: &impl Serialize) -> Result<(), Failure> {
     let (path, values) = (dir.join(CONFIG), serde_json::to_value(config).context(Exit::Failed, CONFIG)?);
     let before = text_of(&path)?;
-    let now = |line: &str| {
-        let (key, value) = line.split_once(": ")?;
-        let now = values.get(key).filter(|_| PLACES.contains(&key) && !value.trim().is_empty())?;
-        Some(format!("{key}: {now}"))
-    };
-    let after: String = before.lines().map(|line| now(line).unwrap_or_else(|| line.into()) + "\n").collect();
-    if after != before {
+    let mut meant = yaml_text(CONFIG, &before)?.values;
+    let mut moved = Vec::new();
+    for key in PLACES {
+        if let (Some(was), Some(now)) = (meant.get_mut(key), values.get(key))
+            && was != now
+        {
+            *was = now.clone();
+            moved.push((key, now));
+        }
+    }
+    if moved.is_empty() {
+        return Ok(());
+    }
+    let after = with_values(&before, &moved);
+    if yaml_text(CONFIG, &after).is_ok_and(|layer| layer.values == meant) {
         write_atomic(&path, after.as_bytes())?;
+    } else {
+        let flags: Vec<String> = moved.iter().map(|(key, _)| format!("--{key}")).collect();
+        let again = format!("the next --resume needs {} again", flags.join(" and "));
+        note(&format!("warning: {} is not as a run writes it, and cannot be told what lies elsewhere by now: {again}", path.display()));
     }
     Ok(())
+}
+
+/// The text of settings with other values of these keys, each on the line of its key, over however many lines it went. Comments between lines stay.
+fn with_values(text: &str, others: &[(&str, &Value)]) -> String {
+    let (mut written, mut in_value) = (String::new(), false);
+    for line in text.lines() {
+        let is_comment = matches!(line.trim_start().chars().next(), None | Some('#'));
+        // Whatever begins otherwise at the margin is a key: the items and the end of a list may stand there.
+        if !is_comment && !line.starts_with([' ', '\t', '-', ']']) {
+            let key = line.split_once(':').map(|(key, _)| key);
+            let other = others.iter().find(|(name, _)| key == Some(*name));
+            in_value = other.is_some();
+            written.extend(other.map(|(name, value)| format!("{name}: {value}\n")));
+        }
+        if is_comment || !in_value {
+            written.push_str(line);
+            written.push('\n');
+        }
+    }
+    written
 }
 
 #[cfg(test)]
@@ -208,13 +240,33 @@ mod tests {
         let run = run(begun);
         let text = || fs::read_to_string(run.path().join(CONFIG)).unwrap();
         record_places(run.path(), &json!({ "data": ["b/a.jsonl"], "model": "tiny", "adapter": null, "seed": 8 })).unwrap();
-        let moved = begun.replace("a.jsonl", "b/a.jsonl").replace("tiny", "\"tiny\"");
-        assert_eq!(text(), format!("command: yolo-train\n{moved}"));
-        // By hand, over several lines: it stays as it is.
-        let by_hand = "command: yolo-train\ndata:\n  - c.jsonl\n";
-        fs::write(run.path().join(CONFIG), by_hand).unwrap();
-        record_places(run.path(), &json!({ "data": ["b/a.jsonl"] })).unwrap();
-        assert_eq!(text(), by_hand);
+        assert_eq!(text(), format!("command: yolo-train\n{}", begun.replace("a.jsonl", "b/a.jsonl")));
+        // By hand, over several lines.
+        let by_hand = [
+            "data: [\"c.jsonl\",   # moved\n       \"d.jsonl\"]\n",
+            "data: # these two\n  - c.jsonl\n  - d.jsonl\n",
+            "data:\n- c.jsonl\n- d.jsonl\n",
+            "data: [\n  c.jsonl,\n  d.jsonl\n]\n",
+        ];
+        let edited = |settings: &str| fs::write(run.path().join(CONFIG), settings).unwrap();
+        let lie_in = |folder: &str| {
+            let data = ["c.jsonl", "d.jsonl"].map(|file| format!("{folder}{file}"));
+            record_places(run.path(), &json!({ "data": data, "model": "tiny" })).unwrap();
+        };
+        for data in by_hand {
+            let begun = format!("model: tiny\n{data}# A word.\nseed: 7\n");
+            edited(&begun);
+            lie_in("");
+            assert_eq!(text(), begun, "nothing has moved");
+            lie_in("e/");
+            assert_eq!(text(), "model: tiny\ndata: [\"e/c.jsonl\",\"e/d.jsonl\"]\n# A word.\nseed: 7\n");
+        }
+        // What it would come to would be no YAML, or say something else: it stays as it is.
+        for odd in ["{data: [c.jsonl, d.jsonl], model: tiny}\n", "data: &these [c.jsonl, d.jsonl]\nvalid: *these\n"] {
+            edited(odd);
+            lie_in("e/");
+            assert_eq!(text(), odd);
+        }
     }
 
     fn values(resumed: &Resumed) -> Vec<Value> {

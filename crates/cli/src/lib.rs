@@ -46,7 +46,7 @@ pub use session::{Keeping, Run, Session};
 pub use signals::{Signals, Taken};
 pub use status::{show, status, stop, stopping};
 pub use target::Target;
-pub use words::words;
+pub use words::{quoted, words};
 
 /// A program from start to exit code: what `run` does, or the device probe's child when this process is one. Signals are answered from the
 /// first moment; an error is printed once, on one line, and has its code. So has a result that stdout did not take, which of a run is none.

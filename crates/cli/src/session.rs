@@ -29,7 +29,7 @@ use crate::pulse::{self, Watch};
 use crate::ranks::Ranks;
 use crate::signals::{Signals, Taken};
 use crate::supervise::{end_with_parent, supervise};
-use crate::{Context, Failure, Usage, join_pool, note, place, ranks, say};
+use crate::{Context, Failure, Usage, join_pool, note, place, quoted, ranks, say};
 
 /// Who does the work of a verb that trains, and who looks after it.
 #[derive(Clone, Debug, Default)]
@@ -200,8 +200,10 @@ impl Session {
     }
 }
 
-/// The weights that every run writes.
-const WEIGHTS: [&str; 3] = ["weights/best.safetensors", "weights/last.safetensors", "weights/epoch*.safetensors"];
+/// What runs of every program leave besides checkpoints: weights, and logs that a new run does not begin anew.
+const LEFT: [&str; 4] = ["weights/best.safetensors", "weights/last.safetensors", "weights/epoch*.safetensors", "tensorboard"];
+/// What a supervisor has seen.
+const SUPERVISION: &str = "supervision.jsonl";
 
 /// The files and folders that settings name, without links: a run reads them again when it is resumed.
 fn named_in(config: &impl Serialize) -> Result<Vec<PathBuf>, Failure> {
@@ -282,7 +284,7 @@ impl Run {
     }
 
     /// Writes `config.yaml` of a new run, and of one that goes on where its files lie now: the settings of `table` and the command line as typed. Checkpoints of a run that lay in its directory
-    /// are set aside before, for these are not the settings they were made with; so are its weights and what else a run of this program has `made`, by
+    /// are set aside before, for these are not the settings they were made with; so are its weights, the logs that go on, and what else a run of this program has `made`, by
     /// names in which a `*` stands for anything: what this one does not write would be taken for its own.
     ///
     /// # Errors
@@ -295,9 +297,12 @@ impl Run {
             return record_places(self.path(), config);
         }
         let journal = Journal::open(self.dir.clone())?;
-        // One that ended before its first checkpoint has made nothing, and begins anew beside what was set aside then.
-        if self.dir.newest_step().is_some() || journal.has_trained()? {
-            let aside = self.dir.set_aside(&[&WEIGHTS[..], made].concat(), &named_in(config)?)?;
+        // One that ended before its first checkpoint has made nothing, and begins anew beside what was set aside then. Logs that cannot be read may be of one
+        // that has trained; that they cannot be written either is told by this one, whose training they do not hinder.
+        if self.dir.newest_step().is_some() || journal.has_trained().unwrap_or(true) {
+            // After a restart it tells of this run.
+            let seen = orders::orders().is_none_or(|orders| orders.restarts == 0).then_some(SUPERVISION);
+            let aside = self.dir.set_aside(&[&LEFT[..], seen.as_slice(), made].concat(), &named_in(config)?)?;
             if aside > 0 {
                 let of_run = format!("{aside} files and folders of the run before in {}", self.path().display());
                 say(&format!("{of_run} are set aside: they are called NAME.abandoned"));
@@ -346,7 +351,7 @@ impl Run {
         if !self.is_first() {
             return false;
         }
-        let resume = format!("{} --resume {}", self.session.program, self.path().display());
+        let resume = format!("{} --resume {}", self.session.program, quoted(self.path()));
         match outcome {
             Outcome::Interrupted => {
                 pulse::end("stopped");

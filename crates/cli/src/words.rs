@@ -1,6 +1,7 @@
 //! The words of the command line, and those that one process of a program adds to it for another.
 
 use std::ffi::OsString;
+use std::path::Path;
 
 /// The word before the folder, last but one on the command line.
 pub(crate) const SUPERVISED: &str = "__supervised";
@@ -37,9 +38,31 @@ pub(crate) fn last_words(mark: &str) -> Option<OsString> {
     pairs.find(|pair| pair[0] == mark).map(|pair| pair[1].clone())
 }
 
+/// A path as it is typed in a command that is to be copied: in quotes if a shell would read anything else.
+pub fn quoted(path: &Path) -> String {
+    let text = path.display().to_string();
+    let is_plain = |c: char| c.is_alphanumeric() || "/._-+:,@".contains(c) || (cfg!(windows) && c == '\\');
+    if text.chars().all(is_plain) {
+        return text;
+    }
+    // A path of Windows has no quotation marks.
+    if cfg!(windows) { format!("\"{text}\"") } else { format!("'{}'", text.replace('\'', r"'\''")) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[cfg(unix)]
+    #[test]
+    fn a_shell_reads_a_path_that_it_is_told() {
+        let paths = ["runs/detect/d2", "/tmp/ü-1.5", "runs/detect/d ü", "it's", "$HOME", "~/runs", "a&b", "a\\b", "*", "=ls"];
+        let words = paths.map(|path| quoted(Path::new(path)));
+        assert_eq!((words[0].as_str(), words[2].as_str()), ("runs/detect/d2", "'runs/detect/d ü'"), "quotes where they are needed");
+        let script = format!("printf '%s\\n' {}", words.join(" "));
+        let told = std::process::Command::new("sh").args(["-c", &script]).output().unwrap();
+        assert!(String::from_utf8(told.stdout).unwrap().lines().eq(paths));
+    }
 
     #[cfg(unix)]
     #[test]

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use bellows_chat::{ReadOptions, Splits, index_shards};
-use bellows_cli::{Bar, Failure, count, flag, flag_values, option, say, text, whole};
+use bellows_cli::{Bar, Failure, count, flag, flag_values, option, quoted, say, text, whole};
 use bellows_qwen::config::{SETTINGS, SftConfig};
 use bellows_settings::{Layer, Setting};
 use clap::{ArgMatches, Command};
@@ -46,7 +46,7 @@ pub(crate) fn shard(m: &ArgMatches) -> Result<(), Failure> {
     for (split, rows, shards) in written {
         say(&format!("{split}: {rows} rows in {shards} shards"));
     }
-    say(&format!("train with --data {}", out.display()));
+    say(&format!("train with --data {}", quoted(&out)));
     Ok(())
 }
 

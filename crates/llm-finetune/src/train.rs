@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use bellows_chat::{Conversation, Example, Message, RenderOptions, Role, Splits, Template, Tokenizer, encode_prompt};
-use bellows_cli::{Bar, Failure, Resumed, Run, Session, Usage, note, pick_device, ranks_of, resumed, say, unfit};
+use bellows_cli::{Bar, Failure, Resumed, Run, Session, Usage, note, pick_device, quoted, ranks_of, resumed, say, unfit};
 use bellows_device::{ProbeOptions, Selected, processor};
 use bellows_learner::memory::{Place, peak_memory};
 use bellows_learner::{LearnError, Outcome};
@@ -281,7 +281,7 @@ fn close(tuning: &Finetune, run: &Run, device: &Selected) -> Result<(), Failure>
     if reasons.is_empty() {
         return Ok(());
     }
-    note(&format!("what is missing is written by: llm-finetune --resume {}", run.path().display()));
+    note(&format!("what is missing is written by: llm-finetune --resume {}", quoted(run.path())));
     Err(LearnError::from(Unwritten { reasons }).into())
 }
 

@@ -143,10 +143,10 @@ impl Journal {
         Ok(self.begin_of(&self.dir.events(), FIRST_EVENTS)?.split(is_end).any(|line| line.starts_with(STEP)))
     }
 
-    /// The first bytes of a file, none if there is no file: of a directory in its place, which no run has made, the rows that cannot be written tell.
+    /// The first bytes of a file, none if it is not there.
     fn begin_of(&self, path: &Path, len: usize) -> Result<Vec<u8>, StoreError> {
         match self.store.read_part(path, 0, len) {
-            Err(e) if e.is_not_found() || e.is_directory() => Ok(Vec::new()),
+            Err(e) if e.is_not_found() => Ok(Vec::new()),
             read => read,
         }
     }

@@ -45,11 +45,6 @@ impl StoreError {
     pub fn is_not_found(&self) -> bool {
         self.error.kind() == ErrorKind::NotFound
     }
-
-    /// True when a directory is there in place of a file.
-    pub fn is_directory(&self) -> bool {
-        self.error.kind() == ErrorKind::IsADirectory
-    }
 }
 
 /// The file-system operations of a run's journal. [`DiskStore`] is the real one.

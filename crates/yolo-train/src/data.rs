@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use bellows_cli::{Bar, Context, Exit, Failure, Signals, count, option, say, switch, text, whole};
+use bellows_cli::{Bar, Context, Exit, Failure, Signals, count, option, quoted, say, switch, text, whole};
 use bellows_settings::Layer;
 use bellows_yolo::config::TrainConfig;
 use bellows_yolo::data::convert::{Form, Images, convert, partial};
@@ -239,12 +239,12 @@ fn tell(stats: &SplitStats, names: &[String]) {
 
 /// The same as files.
 fn keep(all: &[SplitStats], names: &[String], out: &Path) -> Result<(), Failure> {
-    let quoted = |cell: &str| if cell.contains([',', '"', '\n']) { format!("\"{}\"", cell.replace('"', "\"\"")) } else { cell.to_string() };
+    let as_csv = |cell: &str| if cell.contains([',', '"', '\n']) { format!("\"{}\"", cell.replace('"', "\"\"")) } else { cell.to_string() };
     let mut classes = String::from("split,class,name,objects,small,medium,large,images\n");
     let mut sizes = String::from("split,width,height,images\n");
     for stats in all {
         for row in stats.class_rows(names) {
-            classes.push_str(&(row.map(|cell| quoted(&cell)).join(",") + "\n"));
+            classes.push_str(&(row.map(|cell| as_csv(&cell)).join(",") + "\n"));
         }
         stats.sizes.iter().for_each(|(size, n)| sizes.push_str(&format!("{},{},{},{n}\n", stats.split.key(), size.width, size.height)));
     }
@@ -292,6 +292,6 @@ fn rewrite(m: &ArgMatches, form: Form, signals: &Signals) -> Result<(), Failure>
     }
     say(&line);
     let split = if config.train.is_empty() || config.hold_out { "; `val` is for you to name in its data.yaml" } else { "" };
-    say(&format!("train with --data {}{split}", out.join("data.yaml").display()));
+    say(&format!("train with --data {}{split}", quoted(&out.join("data.yaml"))));
     Ok(())
 }

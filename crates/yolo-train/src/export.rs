@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use bellows_cli::{Failure, Signals, Usage, count, option, say, switch, text, whole, yaml_layer};
+use bellows_cli::{Failure, Signals, Usage, count, option, quoted, say, switch, text, whole, yaml_layer};
 use bellows_device::{ProbeOptions, select};
 use bellows_runs::write_atomic;
 use bellows_yolo::Detector;
@@ -65,7 +65,11 @@ pub(crate) fn run(matches: &ArgMatches, _signals: &Signals) -> Result<(), Failur
             (
                 bytes,
                 describe(&about, &options),
-                format!("yolo-train predict --weights {0} --source IMAGE, or onnxruntime.InferenceSession(\"{0}\")", output.display()),
+                format!(
+                    "yolo-train predict --weights {} --source IMAGE, or onnxruntime.InferenceSession(\"{}\")",
+                    quoted(&output),
+                    output.display()
+                ),
             )
         }
         "pt" => {
@@ -76,7 +80,7 @@ pub(crate) fn run(matches: &ArgMatches, _signals: &Signals) -> Result<(), Failur
         _ => {
             let epoch = detector.metadata.get("epoch").and_then(|epoch| epoch.parse().ok());
             let bytes = to_weights(&detector.model, &about.names, about.imgsz, &about.preprocessing, epoch, about.license.as_deref())?;
-            (bytes, "weights as 32-bit floats".into(), format!("yolo-train --model {} --data DATA.yaml", output.display()))
+            (bytes, "weights as 32-bit floats".into(), format!("yolo-train --model {} --data DATA.yaml", quoted(&output)))
         }
     };
     write_atomic(&output, &bytes)?;

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use bellows_cli::{
-    Bar, Failure, Keeping, Resumed, Run, Session, Signals, Usage, card_memory, pick_device, ranks_of, resumed, say, unfit, yaml_layer,
+    Bar, Failure, Keeping, Resumed, Run, Session, Signals, Usage, card_memory, pick_device, quoted, ranks_of, resumed, say, unfit,
+    yaml_layer,
 };
 use bellows_device::{Conv, ProbeOptions, Selected, Shape, Work, processor};
 use bellows_kernels::{Lowering, cube};
@@ -170,9 +171,9 @@ pub(crate) fn of_dataset(data: &str, file: Option<&Layer>, flags: &Layer) -> Res
 fn of_this_program(part: &Path) -> Result<(), Usage> {
     let run = run_of(part);
     if run.join("args.yaml").is_file() && !run.join("config.yaml").exists() {
-        let run = run.display();
+        let (weights, run) = (quoted(&run.join("weights/last.pt")), run.display());
         let why = "its checkpoints lack what an exact resume needs; start from what they hold";
-        return Err(Usage(format!("--resume: {run} is a run of Ultralytics: {why}, with --model {run}/weights/last.pt")));
+        return Err(Usage(format!("--resume: {run} is a run of Ultralytics: {why}, with --model {weights}")));
     }
     Ok(())
 }

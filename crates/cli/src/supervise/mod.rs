@@ -19,7 +19,7 @@ use bellows_runs::{Beat, End, RunDir};
 use serde_json::{Value, json};
 
 use crate::orders::{Orders, left};
-use crate::{Failure, Signals, note, scratch};
+use crate::{Failure, Signals, note, quoted, scratch};
 
 use child::{Outcome, attempt};
 pub(crate) use child::{end_of, end_with_parent};
@@ -89,7 +89,7 @@ pub(crate) fn supervise(program: &str, limits: &Limits, fallback: bool, elastic:
             Outcome::Undead(pid, beat) => {
                 let run = beat.run.as_deref().unwrap_or(Path::new(""));
                 record(run, &json!({ "event": "undead", "pid": pid, "phase": beat.phase }));
-                return Err(SupervisionError::Undead { pid, again: format!("{program} --resume {}", run.display()) }.into());
+                return Err(SupervisionError::Undead { pid, again: format!("{program} --resume {}", quoted(run)) }.into());
             }
         };
         let lost = elastic.and_then(|ranks| to_leave_out(&orders, ranks, &end, &beat));

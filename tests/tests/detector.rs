@@ -42,19 +42,24 @@ fn val_says_of_weights_what_training_said_of_them() {
     assert!(close(all[5], "map50") && close(all[6], "map50_95") && close(all[3], "precision"), "{csv}\n{out}");
     assert_eq!((&object["split"], &object["images"]), (&"val".into(), &4.into()));
 
-    // In the same folder again: what this one does not write goes, and no more.
+    // In the same folder again: what the one before has left is set aside, and no more.
     for file in ["groups.csv", "by_month.png", "notes.txt"] {
         std::fs::write(val.join(file), "of before").unwrap();
     }
     let again = ["--split", "train", "--plots", "false", "--exist-ok"];
-    expect_code(&mut yolo_train(dir.path(), &[&args[..9], &again].concat()), 0);
-    assert_eq!(files(&val), ["notes.txt", "val.csv"]);
+    let left = || -> Vec<String> { files(&val).into_iter().filter(|name| !name.ends_with(".abandoned")).collect() };
+    let (out, _) = expect_code(&mut yolo_train(dir.path(), &[&args[..9], &again].concat()), 0);
+    assert_eq!(out.matches(" are set aside: they are called NAME.abandoned").count(), 1, "{out}");
+    assert_eq!(left(), ["notes.txt", "val.csv"]);
+    assert_eq!(std::fs::read_to_string(val.join("by_month.png.abandoned")).unwrap(), "of before");
+    assert_eq!(std::fs::read_to_string(val.join("val.csv.abandoned")).unwrap(), csv);
     // But for what a run has written that trained there.
     for file in ["groups.csv", "config.yaml"] {
         std::fs::write(val.join(file), "of a run").unwrap();
     }
-    expect_code(&mut yolo_train(dir.path(), &[&args[..9], &again].concat()), 0);
-    assert_eq!(files(&val), ["config.yaml", "groups.csv", "notes.txt", "val.csv"]);
+    let (out, _) = expect_code(&mut yolo_train(dir.path(), &[&args[..9], &again].concat()), 0);
+    assert!(!out.contains("set aside"), "{out}");
+    assert_eq!(left(), ["config.yaml", "groups.csv", "notes.txt", "val.csv"]);
 
     let (table, _) = expect_code(&mut yolo_train(dir.path(), &[&args[..9], &["--split", "train", "--plots", "false"]].concat()), 0);
     assert!(table.contains("COCO AP by size") && table.contains("runs/detect/val2"), "{table}");

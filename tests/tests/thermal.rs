@@ -181,7 +181,9 @@ fn a_year_is_judged_by_its_months_and_handed_in_by_its_ids() {
     std::fs::write(dir.path().join("taken"), "").unwrap();
     let (out, error) = expect_code(&mut yolo_train(dir.path(), &[&val[..], &["--project", "taken"]].concat()), 2);
     assert!(error.contains("taken") && !out.contains("by month"), "{out}{error}");
+    // In the folder of a run, where nothing is set aside.
     std::fs::create_dir_all(dir.path().join("runs/detect/late/by_month.png")).unwrap();
+    std::fs::write(dir.path().join("runs/detect/late/args.yaml"), "").unwrap();
     let late = ["--submission", "late.json", "--name", "late", "--exist-ok"];
     let (_, error) = expect_code(&mut yolo_train(dir.path(), &[&val[..7], &late].concat()), 1);
     assert!(error.contains("by_month.png"), "{error}");

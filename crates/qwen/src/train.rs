@@ -430,5 +430,6 @@ fn identity(config: &SftConfig, data: &SftData, base: u64, content: Option<u64>)
     let content = content.map_or_else(|| "made".into(), hex);
     let identity = identity.with("data", hex(tokens)).with("test data", hex(of_test)).with("base model", hex(base));
     let identity = identity.with(CONTENT, content).told_by("model", CONTENT).told_by("adapter", ADAPTER);
-    Ok(identity.told_by("data", "test data"))
+    // Runs from before the test split was compared know what they learn from and are judged by. Without rows to test with they are held to no place.
+    Ok(if data.test.is_empty() { identity } else { identity.told_by("data", "test data") })
 }

@@ -28,12 +28,13 @@ use bellows_qwen::storage::{BaseDtype, Storage};
 use bellows_qwen::task::SftTask;
 use bellows_qwen::train::Finetune;
 use bellows_qwen::weights::visit;
-use bellows_runs::RunDir;
+use bellows_runs::{Checkpoint, Checkpoints, Member, RunDir};
 use bellows_weights::gguf::{self, Gguf, Preset};
 use bellows_weights::{BlockType, WeightsError, to_safetensors};
 use burn::data::dataset::InMemDataset;
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Device, DeviceKind, Distribution, Int, Tensor, TensorData};
+use serde_json::json;
 
 const LENGTHS: [usize; 5] = [5, 9, 13, 7, 20];
 
@@ -163,6 +164,32 @@ fn a_run_goes_on_with_the_base_that_it_began_with_wherever_it_lies_and_with_no_o
         content(&file, BaseDtype::Auto)
     });
     assert_ne!(q8, q4);
+}
+
+/// It has no word of its test split, so its data have to lie where they lay if there is one.
+#[test]
+fn a_run_from_before_test_splits_were_compared_goes_on_where_its_data_lie() {
+    let dir = tempfile::tempdir().unwrap();
+    let on = |place: &str, test: &[usize]| {
+        let base = Base { model: model(), config: shape(), tokenizer: tokenizer(), content: None, added: 0 };
+        let data = SftData { train: examples(&LENGTHS).into(), test: examples(test).into(), ..SftData::default() };
+        let config = SftConfig { data: vec![place.into()], ..settings() };
+        Finetune::new(config, base, data, Template::ChatMl, &Device::flex(), RunDir::create(dir.path(), "run", true).unwrap()).unwrap()
+    };
+    let mut first = on("here", &[]);
+    first.learner().stop_when(Arc::new(AtomicBool::new(true)));
+    assert_eq!(first.run().unwrap().outcome, Outcome::Interrupted);
+    let checkpoints = Checkpoints::open(dir.path().join("run/checkpoints")).unwrap();
+    let Checkpoint { step, mut info, members, .. } = checkpoints.latest().unwrap().checkpoint.unwrap();
+    assert!(info.remove("test data").is_some());
+    info["settings"]["data"] = json!(["here"]);
+    let members: Vec<Member<'_>> = members.iter().map(|(name, bytes)| Member { name, bytes }).collect();
+    checkpoints.save(step, &members, &info).unwrap();
+
+    on("elsewhere", &[]).learner().resume().unwrap();
+    let refused = on("elsewhere", &[4]).learner().resume().unwrap_err().to_string();
+    assert!(refused.contains("data was [\"here\"] and is [\"elsewhere\"]"), "{refused}");
+    on("here", &[4]).learner().resume().unwrap();
 }
 
 #[test]

@@ -33,5 +33,5 @@ pub use lock::{LockError, RunLock};
 pub use manifest::{FORMAT, MANIFEST, Member, MemberNameError};
 pub use nowhere::Nowhere;
 pub use process::{began, is_alive, is_suspended};
-pub use run_dir::{RunDir, RunDirError, find_latest_run, found_in, results_dir, run_of};
+pub use run_dir::{RunDir, RunDirError, find_latest_run, results_dir, run_of};
 pub use store::{DiskStore, Store, StoreError, create_dir_all_synced};

@@ -110,8 +110,9 @@ impl RunDir {
         drop(lock);
     }
 
-    /// Renames to `NAME.abandoned` what a run before this one has left here under these names, as [`found_in`] finds them, in place of what was called
-    /// so before. What is read (`reads`, paths without links) stays, and what that is a part of. Returns how many files and folders there were.
+    /// Renames to `NAME.abandoned` what a run before this one has left here, or (`weights/best.pt`) in one of its folders, under these names, in each of
+    /// which one `*` may stand for anything, in place of what was called so before. What is read (`reads`, paths without links) stays, and what that is
+    /// a part of. Returns how many files and folders there were.
     ///
     /// # Errors
     /// One that cannot be renamed.
@@ -218,10 +219,7 @@ pub fn results_dir(project: &Path, name: &str, exist_ok: bool) -> Result<PathBuf
 }
 
 /// What stands in `dir`, or (`weights/best.pt`) in one of its folders, under these names, in each of which one `*` may stand for anything.
-///
-/// # Errors
-/// A folder that cannot be read.
-pub fn found_in(dir: &Path, names: &[&str]) -> Result<Vec<PathBuf>, StoreError> {
+fn found_in(dir: &Path, names: &[&str]) -> Result<Vec<PathBuf>, StoreError> {
     let mut found = Vec::new();
     for name in names {
         let (folder, name) = name.rsplit_once('/').map_or((dir.to_owned(), *name), |(folder, name)| (dir.join(folder), name));

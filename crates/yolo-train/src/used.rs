@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use bellows_cli::{Context, Exit, Failure, Usage, flag, flag_values, note, option, text};
 use bellows_learner::RunFile;
-use bellows_runs::{found_in, write_atomic};
+use bellows_runs::{RunDir, write_atomic};
 use bellows_settings::{Layer, Setting};
 use bellows_yolo::config::{SETTINGS, STRIDE, TrainConfig};
 use bellows_yolo::predict::tiles::{Merge, MergeBy, Tiling};
@@ -172,19 +172,17 @@ pub(crate) fn tiling(matches: &ArgMatches) -> Result<Option<Tiling>, Failure> {
     Ok(Some(Tiling { side: side as usize, overlap, merge }))
 }
 
-/// Removes what a validation before this one has left in its folder: what this one does not write would be taken for its own. It can be made again.
+/// Sets aside what a validation before this one has left in its folder: what this one does not write would be taken for its own. Returns how many files and
+/// folders there were; some may be the user's, and have such a name.
 ///
 /// # Errors
-/// A file that cannot be removed.
-pub(crate) fn forget(folder: &Path) -> Result<(), Failure> {
-    // A run that has trained there has written these, and more than a validation can write again.
-    if folder.join("config.yaml").exists() {
-        return Ok(());
+/// One that cannot be renamed.
+pub(crate) fn set_aside(folder: &Path) -> Result<usize, Failure> {
+    // A run that has trained there, ours or Ultralytics', has written these, and more than a validation can write again.
+    if ["config.yaml", "args.yaml"].iter().any(|name| folder.join(name).exists()) {
+        return Ok(0);
     }
-    for path in found_in(folder, &JUDGED)?.into_iter().filter(|path| path.is_file()) {
-        std::fs::remove_file(&path).context(Exit::Failed, path.display())?;
-    }
-    Ok(())
+    Ok(RunDir::at(folder).set_aside(&JUDGED, &[])?)
 }
 
 /// Writes results into their folder.
@@ -222,6 +220,20 @@ mod tests {
         assert_eq!((typed.range, typed.percentile, typed.per_frame), (None, [1.0, 99.0], false));
         assert_eq!((levels(&["--percentile-of", "frame"]).range, levels(&["--percentile-of", "frame"]).per_frame), (None, true));
         assert_eq!(levels(&["--percentile", "1,99", "--range", "5,6"]).range, Some([5.0, 6.0]));
+    }
+
+    #[test]
+    fn what_a_validation_has_left_is_set_aside_but_in_the_folder_of_a_run() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        for settings in ["config.yaml", "args.yaml"] {
+            [settings, "by_hand.png", "predictions.json"].iter().for_each(|name| std::fs::write(at(name), name).unwrap());
+            assert_eq!(set_aside(dir.path()).unwrap(), 0, "{settings}");
+            std::fs::remove_file(at(settings)).unwrap();
+        }
+        assert_eq!(set_aside(dir.path()).unwrap(), 2);
+        assert_eq!(std::fs::read_to_string(at("by_hand.png.abandoned")).unwrap(), "by_hand.png");
+        assert!(!at("by_hand.png").exists());
     }
 
     /// Files that other programs have folded are refused.

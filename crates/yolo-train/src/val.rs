@@ -18,7 +18,7 @@ use serde_json::json;
 
 use crate::report::tell;
 use crate::run::{device_to_use, machine, watched};
-use crate::used::{Share, forget, keep, tiling, tiling_flags, weights_flag, weights_path};
+use crate::used::{Share, keep, set_aside, tiling, tiling_flags, weights_flag, weights_path};
 
 fn share() -> Share {
     let names = &[
@@ -175,9 +175,13 @@ pub(crate) fn run(matches: &ArgMatches, _: &Signals) -> Result<(), Failure> {
     tell(&validation, &data.names, tell_people);
 
     // Before a submission, which may be called as one of them. Neither keeps the other from being written, and a picture none.
-    let forgotten = forget(&folder);
+    let aside = set_aside(&folder);
     let handed_in = submitted.map(|file| hand_in(&file, &data.set, &validation, template.as_ref())).transpose();
-    forgotten?;
+    let aside = aside?;
+    if aside > 0 {
+        let of_before = format!("{aside} files and folders of the validation before in {}", folder.display());
+        tell_people(&format!("{of_before} are set aside: they are called NAME.abandoned"));
+    }
     let verdict = Verdict::new(&validation, &data.names);
     keep(&folder, &verdict.files().map_err(TrainError::Validation)?)?;
     if config.save_json {

@@ -543,10 +543,10 @@ pub(crate) fn model(config: &TrainConfig, nc: usize, channels: usize, resumed: O
         model = model.freeze_layers(&frozen);
         header.push(format!("Freezing layers {frozen:?}"));
     }
-    // A run that goes on has weights of its own, whatever `model` names by now.
+    // A run that goes on has weights of its own, whatever `model` names by now. Those that an older program has written state none.
     let written = run.iter().flat_map(|run| ["last", "best"].map(|name| run.join(format!("weights/{name}.safetensors"))));
     let of_run = written.filter_map(|path| WeightFile::read(&path).ok()).next();
-    let license = of_run.as_ref().or(file.as_ref()).and_then(WeightFile::license).map(String::from);
+    let license = of_run.as_ref().and_then(WeightFile::license).or_else(|| file.as_ref().and_then(WeightFile::license)).map(String::from);
     Ok(Start { model, form, header, license })
 }
 
@@ -565,6 +565,8 @@ mod tests {
     use super::*;
     use crate::config::Freeze;
     use crate::data::SampleSpec;
+    use crate::export::to_weights;
+    use crate::preprocessing::Preprocessing;
 
     #[test]
     fn classes_that_are_not_there_are_named() {
@@ -632,6 +634,24 @@ mod tests {
         let error = header(23).unwrap_err();
         let told = "freeze: all 23 layers (0 to 22) are frozen, so nothing would be trained; leave at least one out";
         assert_eq!((error.to_string().as_str(), error.exit()), (told, Exit::Usage));
+    }
+
+    #[test]
+    fn a_run_that_goes_on_has_the_licence_of_its_weights_or_else_of_those_it_began_with() {
+        let (dir, device) = (tempfile::tempdir().unwrap(), Device::flex());
+        let (file, run) = (dir.path().join("begun.safetensors"), dir.path().join("run"));
+        ["weights", "checkpoints/step-000000005"].iter().for_each(|folder| std::fs::create_dir_all(run.join(folder)).unwrap());
+        let config = TrainConfig { model: file.display().to_string(), ..TrainConfig::default() };
+        let detector = model(&TrainConfig::default(), 1, 3, None, &device).unwrap().model;
+        let put = |path: &Path, license: Option<&str>| {
+            let bytes = to_weights(&detector, &["a".to_string()], 64, &Preprocessing::of(&config), None, license).unwrap();
+            std::fs::write(path, bytes).unwrap();
+        };
+        put(&file, Some("AGPL-3.0"));
+        for (stated, expected) in [(None, "AGPL-3.0"), (Some("CC0"), "CC0")] {
+            put(&run.join("weights/last.safetensors"), stated);
+            assert_eq!(model(&config, 1, 3, Some(&run), &device).unwrap().license.as_deref(), Some(expected));
+        }
     }
 
     #[test]

@@ -9,12 +9,15 @@ use sha2::{Digest, Sha256};
 
 pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
+/// The range that is asked for to learn how long a file is; one that is downloaded has no end.
+pub const SIZE: &str = "0-0";
+
 /// Models, their files, and what goes wrong with the weights.
 #[derive(Default)]
 pub struct Shelf {
     /// By `owner/name/file`, those of data sets by `datasets/owner/name/file`.
     pub files: BTreeMap<String, Vec<u8>>,
-    /// Requests, as `path [range]`.
+    /// Requests, as `path range`.
     pub log: Vec<String>,
     /// The next download of weights breaks off in the middle.
     pub cut: bool,
@@ -55,17 +58,17 @@ fn answer(stream: &TcpStream, shelf: &Mutex<Shelf>, endpoint: &str) {
     let mut lines = BufReader::new(stream).lines().map_while(Result::ok);
     let Some(request) = lines.next() else { return };
     let path = request.split(' ').nth(1).unwrap().to_owned();
-    let (mut start, mut sized) = (None, false);
+    let mut range = String::new();
     for line in lines.by_ref().take_while(|l| !l.is_empty()) {
-        if let Some(range) = line.to_lowercase().strip_prefix("range: bytes=") {
-            start = Some(range.split('-').next().unwrap().parse::<usize>().unwrap());
-            sized = range == "0-0";
+        if let Some(asked) = line.to_lowercase().strip_prefix("range: bytes=") {
+            range = asked.to_owned();
         }
     }
+    let start: usize = range.split_once('-').map_or(0, |(start, _)| start.parse().unwrap());
     let mut shelf = shelf.lock().unwrap();
-    shelf.log.push(format!("{path} {}", start.map_or(String::new(), |s| s.to_string())));
+    shelf.log.push(format!("{path} {range}"));
     // A client that has seen enough closes the connection.
-    let _ = reply(stream, &path, start.unwrap_or(0), sized, &mut shelf, endpoint);
+    let _ = reply(stream, &path, start, range == SIZE, &mut shelf, endpoint);
 }
 
 /// One that is `sized` is for the size alone.

@@ -101,6 +101,13 @@ fn doctor_reports_the_cpu() {
     // A language model has none.
     let (report, _) = expect_code(&mut llm_finetune(dir.path(), &doctor), 0);
     assert!(report.contains("  products: auto\n") && !report.contains("onvolution"), "{report}");
+    // As `head` leaves a pipe, which has what it wanted.
+    for mut command in [yolo_train(dir.path(), &doctor), llm_finetune(dir.path(), &doctor)] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let (_, error) = expect_code(command.stdout(writer), 0);
+        assert!(!error.lines().any(|line| line.starts_with("error")), "{error}");
+    }
 }
 
 /// A script would take it for a run that has ended.

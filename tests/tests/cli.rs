@@ -101,6 +101,31 @@ fn doctor_reports_the_cpu() {
     // A language model has none.
     let (report, _) = expect_code(&mut llm_finetune(dir.path(), &doctor), 0);
     assert!(report.contains("  products: auto\n") && !report.contains("onvolution"), "{report}");
+    // As `head` leaves a pipe, which has what it wanted.
+    for mut command in [yolo_train(dir.path(), &doctor), llm_finetune(dir.path(), &doctor)] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let (_, error) = expect_code(command.stdout(writer), 0);
+        assert!(!error.lines().any(|line| line.starts_with("error")), "{error}");
+    }
+}
+
+/// A script would take it for a run that has ended.
+#[test]
+fn a_folder_that_is_no_run_is_not_told_of_as_one() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::create_dir_all(dir.path().join("project/train/checkpoints")).unwrap();
+    std::fs::create_dir(dir.path().join("empty")).unwrap();
+    for folder in ["empty", "project"] {
+        let told = format!("{folder} is not a run directory; `--project {folder}` asks for the last run in it");
+        for verb in [&["status"][..], &["status", "--json"], &["stop"]] {
+            let (out, error) = expect_code(&mut yolo_train(dir.path(), &[verb, &[folder]].concat()), 2);
+            one_sentence(&error, &[told.as_str()], folder);
+            assert!(out.is_empty(), "{out}");
+        }
+    }
+    let (out, _) = expect_code(&mut yolo_train(dir.path(), &["status", "project/train"]), 0);
+    assert_eq!(out, "project/train: no process has it\n");
 }
 
 #[test]

@@ -292,7 +292,7 @@ fn what_a_rank_that_somebody_else_has_started_cannot_do_is_refused() {
 fn a_verb_that_is_no_run_speaks_whatever_rank_is_in_the_environment() {
     let dir = tempfile::tempdir().unwrap();
     tiny_data(dir.path());
-    std::fs::create_dir(dir.path().join("run")).unwrap();
+    std::fs::create_dir_all(dir.path().join("run/checkpoints")).unwrap();
     for args in [&["status", "run"][..], &["data", "check", "--data", "tiny.yaml"]] {
         let (alone, _) = expect_code(&mut yolo_train(dir.path(), args), 0);
         let (out, _) = expect_code(&mut placed(yolo_train(dir.path(), args), 1, 29500), 0);

@@ -409,7 +409,7 @@ fn status_knows_the_dead_from_the_hanging() {
     let status = || expect_code(&mut yolo_train(dir.path(), &["status", run.to_str().unwrap()]), 0).0;
     // A step before that may take a second on a busy machine, and its run hears a signal.
     let hangs = |told: String| told.contains("no sign of life for") && told.contains("checkpoint (epoch 2, batch 0)");
-    wait_for("the sign that it hangs", &mut child, || run.exists() && hangs(status()));
+    wait_for("the sign that it hangs", &mut child, || run.join("run.lock").exists() && hangs(status()));
     let (_, error) = expect_code(&mut yolo_train(dir.path(), &["stop", run.to_str().unwrap()]), 1);
     assert!(error.contains(&format!("`kill -9 {}` ends it", child.id())), "nobody else ends it: {error}");
     child.kill().unwrap();
@@ -427,7 +427,7 @@ fn a_suspended_run_is_stopped_with_its_state_saved() {
     let mut child = start(yolo_train(dir.path(), &args).env("BELLOWS_FAULT", "stop:step:3"));
     let run = run_of(dir.path(), "v");
     let status = || expect_code(&mut yolo_train(dir.path(), &["status", run.to_str().unwrap()]), 0).0;
-    wait_for("the sign that it is suspended", &mut child, || run.exists() && status().contains("suspended (step)"));
+    wait_for("the sign that it is suspended", &mut child, || run.join("run.lock").exists() && status().contains("suspended (step)"));
     expect_code(&mut yolo_train(dir.path(), &["stop", run.to_str().unwrap()]), 0);
     assert_eq!(child.wait().unwrap().code(), Some(0));
     assert!(std::fs::read_to_string(run.join("events.jsonl")).unwrap().contains("stopped by request; the state is saved"));

@@ -1,6 +1,7 @@
 //! The device and the threads a program runs on.
 
 use std::ffi::OsString;
+use std::io::ErrorKind;
 
 use bellows_device::{DeviceRequest, ProbeOptions, Selected, Work, doctor, select};
 use bellows_exit::Exit;
@@ -80,11 +81,14 @@ pub fn pick_device(device: &str, options: &ProbeOptions) -> Result<Selected, Fai
 /// Prints what there is to know about this machine and the device for this work; `reprobe` uses no cached verdict.
 ///
 /// # Errors
-/// A name that is no device's, or a closed stdout.
+/// A name that is no device's, or a stdout that does not take it all.
 pub fn examine(device: &str, reprobe: bool, work: Work) -> Result<(), Failure> {
     let request: DeviceRequest = device.parse()?;
-    doctor(&request, &ProbeOptions { reprobe, ..ProbeOptions::of(work) }, &mut std::io::stdout())
-        .context(Exit::Failed, "writing the report")
+    match doctor(&request, &ProbeOptions { reprobe, ..ProbeOptions::of(work) }, &mut std::io::stdout()) {
+        // A reader that has gone, as `head` does, has what it wanted.
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+        told => told.context(Exit::Failed, "writing the report"),
+    }
 }
 
 /// Makes this thread one of the pool's `threads` (0: one per core). A step has hundreds of parallel loops; handing each to other threads

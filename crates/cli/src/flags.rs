@@ -73,7 +73,7 @@ pub fn doctor() -> Command {
     Command::new("doctor")
         .about("Shows adapters, drivers, memory, known issues and the result of the device probe")
         .arg(option("device", "Probe this device only").default_value("auto"))
-        .arg(switch("reprobe", "Do not use the cached verdict"))
+        .arg(switch("reprobe", "Probe again, and forget what earlier runs found out about the device"))
 }
 
 /// What `command` makes of `words`, which begin with its name. Help and the version are printed and end the process.

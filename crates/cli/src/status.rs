@@ -49,7 +49,14 @@ pub fn stop() -> Command {
 /// What is asked about, for a program that keeps its runs in `project`.
 fn asked(matches: &ArgMatches, project: &str) -> Result<RunDir, Failure> {
     if let Some(run) = text(matches, "run") {
-        return Ok(RunDir::open(run_of(Path::new(&run)))?);
+        let run = RunDir::open(run_of(Path::new(&run)))?;
+        // Any folder opens, and of one that is none nobody may believe that it is a run that has ended.
+        let files = [run.checkpoints(), run.config(), run.events(), run.heartbeat()];
+        if run.holder().is_none() && !files.iter().any(|file| file.exists()) {
+            let folder = run.path().display();
+            return Err(Usage(format!("{folder} is not a run directory; `--project {folder}` asks for the last run in it")).into());
+        }
+        return Ok(run);
     }
     let project = text(matches, "project").unwrap_or_else(|| project.into());
     let missing = || Usage(format!("no run under {project}: name its directory"));

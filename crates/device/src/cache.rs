@@ -63,6 +63,11 @@ impl Key {
         asked.shapes.iter().all(|shape| self.shapes.contains(shape)) && self.differs_in_shapes_alone(asked)
     }
 
+    /// Whether both are of one card in one machine.
+    fn is_of_card(&self, other: &Self) -> bool {
+        self.adapter == other.adapter && self.pci == other.pci && self.id == other.id && self.processor == other.processor
+    }
+
     /// Whether all but the shapes are the same, and these may be.
     fn differs_in_shapes_alone(&self, other: &Self) -> bool {
         Self { shapes: other.shapes.clone(), ..self.clone() } == *other
@@ -113,11 +118,26 @@ pub(crate) fn store(file: &Path, key: &Key, report: &ProbeReport) -> io::Result<
     all.push(Entry { key: key.clone(), report: report.clone() });
     let surplus = all.len().saturating_sub(KEPT);
     all.drain(..surplus);
+    write(file, all)
+}
+
+/// Forgets what was found out about the card of `key`, whatever for: who asks again with other shapes, for other work or in another program is answered anew, too.
+/// Fastest sizes of blocks took their time to find and stay, unless the card is left for what was found with them.
+pub(crate) fn forget(file: &Path, key: &Key) -> io::Result<()> {
+    let is_left = |report: &ProbeReport| !report.gemm.passed() || report.speed().is_some_and(|speed| speed.is_slower());
+    let stays = |report: &ProbeReport| report.tuned().next().is_some() && !is_left(report);
+    let mut all = entries(file);
+    let before = all.len();
+    all.retain(|entry| !entry.key.is_of_card(key) || stays(&entry.report));
+    if all.len() < before { write(file, all) } else { Ok(()) }
+}
+
+fn write(file: &Path, entries: Vec<Entry>) -> io::Result<()> {
     if let Some(folder) = file.parent() {
         fs::create_dir_all(folder)?;
     }
     // Two trainings may start at once: a reader sees the file of one or of the other.
-    write_atomic(file, &serde_json::to_vec_pretty(&Remembered { format: FORMAT, entries: all })?).map_err(io::Error::other)
+    write_atomic(file, &serde_json::to_vec_pretty(&Remembered { format: FORMAT, entries })?).map_err(io::Error::other)
 }
 
 #[cfg(test)]
@@ -125,7 +145,8 @@ mod tests {
     use super::*;
     use crate::adapter::{AdapterKind, tests::adapter};
     use crate::maps::LinearMap;
-    use crate::report::{Verdict, tests};
+    use crate::protocol::Stage;
+    use crate::report::{Speed, Verdict, tests};
 
     fn report(adapter: &Adapter) -> ProbeReport {
         tests::report(adapter, Verdict::Pass, Verdict::Pass)
@@ -153,6 +174,29 @@ mod tests {
         let known = |card: &Adapter, outputs: &[usize]| has_sizes(&file, &shaped(card, outputs));
         assert!(known(&card, &[8]) && known(&card, &[24]) && known(&card, &[]));
         assert!(!known(&other, &[8]) && !known(&failed, &[8]));
+    }
+
+    #[test]
+    fn a_card_that_is_asked_again_is_asked_for_everything() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("probe.json");
+        let [card, other] = [0, 1].map(|index| adapter(index, AdapterKind::Discrete, None));
+        let skipped = || Verdict::Skipped { reason: "not tried".into() };
+        let failed = tests::report(&card, Verdict::Fail { stage: Stage::Upload, reason: "hung".into() }, skipped());
+        let of_words = Key::of(&card, &Plan::default(), &ProbeOptions::of(Work::LanguageModel));
+        let mut tuned = tests::report(&card, Verdict::Pass, skipped());
+        tuned.gemm.tuned = Some(vec![("thin".into(), [16, 64, 4, 4])]);
+        store(&file, &shaped(&card, &[8]), &failed).unwrap();
+        store(&file, &of_words, &tuned).unwrap();
+        store(&file, &shaped(&other, &[8]), &report(&other)).unwrap();
+        let known = || [shaped(&card, &[8]), of_words.clone(), shaped(&other, &[8])].map(|key| load(&file, &key).is_some());
+        assert_eq!(known(), [true; 3]);
+        forget(&file, &shaped(&card, &[])).unwrap();
+        assert_eq!(known(), [false, true, true], "sizes stay, and other cards");
+        tuned.gemm.speed = Some(Speed { adapter: 0.002, processor: 0.001, half: false });
+        store(&file, &of_words, &tuned).unwrap();
+        forget(&file, &shaped(&card, &[])).unwrap();
+        assert_eq!(known(), [false, false, true], "a busy moment is no reason to leave it for good");
     }
 
     #[test]

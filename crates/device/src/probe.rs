@@ -48,8 +48,14 @@ pub(crate) fn prove(adapter: &Adapter, options: &ProbeOptions) -> ProbeReport {
     // Sizes that were asked for once are not lost to a new probe, nor to one of other shapes.
     let had_sizes = options.cache_file.as_ref().is_some_and(|file| cache::has_sizes(file, &key));
     let report = probe(adapter, &plan, &ProbeOptions { tune: options.tune || had_sizes, ..options.clone() });
-    if let Some(file) = options.cache_file.as_ref().filter(|_| report.lasts())
-        && let Err(error) = cache::store(file, &key, &report)
+    let remember = |file: &std::path::Path| {
+        if options.reprobe {
+            cache::forget(file, &key)?;
+        }
+        if report.lasts() { cache::store(file, &key, &report) } else { Ok(()) }
+    };
+    if let Some(file) = &options.cache_file
+        && let Err(error) = remember(file)
     {
         tracing::debug!("the probe's verdict could not be kept in {}: {error}", file.display());
     }

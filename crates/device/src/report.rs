@@ -1,6 +1,6 @@
 //! What a probe found out: a verdict for each path, and what follows from the two of them for the device.
 
-use crate::adapter::Adapter;
+use crate::adapter::{Adapter, Backend};
 use crate::options::Work;
 use crate::plan::Path;
 use crate::protocol::{Event, Stage};
@@ -77,6 +77,11 @@ pub struct Speed {
 }
 
 impl Speed {
+    /// Whether the adapter loses.
+    pub(crate) fn is_slower(&self) -> bool {
+        self.adapter > self.processor
+    }
+
     pub(crate) fn of(events: &[Event], work: Work) -> Option<Self> {
         events.iter().find_map(|event| match *event {
             Event::Timed { adapter, processor } => Some(Self { adapter, processor, half: work.half() }),
@@ -225,9 +230,15 @@ impl ProbeReport {
         if self.paths().any(|(_, path)| path.passed()) { None } else { self.gemm.failure().or(self.direct.failure()) }
     }
 
-    /// Behind what a card is left for: how to ask again, where it is only remembered.
-    pub(crate) fn hint(&self) -> &'static str {
-        if self.cached { " (found by an earlier run; --reprobe tries again)" } else { "" }
+    /// Behind what a card is left for: how to ask again, where it is only remembered. Not every verb has a flag for it, and `doctor` forgets for all.
+    pub(crate) fn hint(&self) -> String {
+        let Adapter { backend, index, .. } = &self.adapter;
+        let number = if matches!(backend, Backend::Metal | Backend::WebGpu) { String::new() } else { format!(":{index}") };
+        if self.cached {
+            format!(" (found by an earlier run; `doctor --device {backend}{number} --reprobe` tries again)")
+        } else {
+            String::new()
+        }
     }
 
     /// All failures, and then what was not tried, in one sentence.

@@ -190,7 +190,7 @@ fn gpu(number: usize, faster: bool, options: &ProbeOptions) -> Result<Selected, 
 
 /// Why `auto` leaves a proven card for the processor; `None` if it was not slower.
 fn slower(backend: Backend, report: &ProbeReport) -> Option<String> {
-    let speed = report.speed().filter(|speed| speed.adapter > speed.processor)?;
+    let speed = report.speed().filter(Speed::is_slower)?;
     let (adapter, hint) = (&report.adapter, report.hint());
     Some(format!("{adapter} is slower: {speed}{hint}; `--device {backend}` takes it all the same"))
 }
@@ -321,7 +321,9 @@ mod tests {
         found.cached = true;
         let told = slower(Backend::Vulkan, &found).unwrap();
         assert!(
-            told.contains("is slower: 2.0 ms") && told.contains("--reprobe tries again") && told.contains("`--device vulkan`"),
+            told.contains("is slower: 2.0 ms")
+                && told.contains("`doctor --device vulkan:0 --reprobe` tries again")
+                && told.contains("`--device vulkan`"),
             "{told}"
         );
         found.direct.speed = Some(Speed { adapter: 0.001, processor: 0.002, half: false });

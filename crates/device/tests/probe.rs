@@ -154,19 +154,24 @@ fn a_verdict_is_remembered_until_asked_again() {
     let folder = tempfile::tempdir().unwrap();
     let Some(options) = swiftshader(folder.path(), "wrong:upload") else { return };
     let probe = |options: &ProbeOptions| select(&DeviceRequest::Auto, options).unwrap().report.unwrap();
-    let first = probe(&options);
+    let conv = Conv { c_in: 5, c_out: 9, kernel: 3, stride: 1, input: [12, 16], normed: true, images: 1 };
+    let of_run = ProbeOptions { shapes: vec![Shape::Conv(conv)], ..options.clone() };
+    let first = probe(&of_run);
     assert!(!first.cached && first.failure().unwrap().1.contains("> 0e0"), "{first:?}");
 
     // Only a run that believes the file can come to this conclusion.
     let file = options.cache_file.clone().unwrap();
     let planted = fs::read_to_string(&file).unwrap().replace(first.failure().unwrap().1, "planted");
     fs::write(&file, planted).unwrap();
-    let second = probe(&options);
+    let second = probe(&of_run);
     assert!(second.cached);
     assert_eq!(second.failure().unwrap(), (Stage::Upload, "planted"));
-    let error = select(&VULKAN_0, &options).unwrap_err().to_string();
-    assert!(error.contains("stage upload: planted") && error.contains("--reprobe"), "{error}");
+    let error = select(&VULKAN_0, &of_run).unwrap_err().to_string();
+    assert!(error.contains("stage upload: planted") && error.contains("`doctor --device vulkan:0 --reprobe` tries again"), "{error}");
+    // `doctor` knows no run's convolutions, and the run asks as before.
     assert_eq!(probe(&ProbeOptions { reprobe: true, ..options }).gemm.verdict, first.gemm.verdict);
+    let again = probe(&of_run);
+    assert!(!again.cached && again.gemm.verdict == first.gemm.verdict, "{again:?}");
 }
 
 #[test]

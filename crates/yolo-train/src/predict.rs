@@ -125,8 +125,9 @@ pub(crate) fn run(matches: &ArgMatches, _: &Signals) -> Result<(), Failure> {
     images_are_alone(matches)?;
     known_classes(config.classes.as_deref(), weights.names()).map_err(Usage)?;
     let tiling = tiling(matches)?;
-    let device = device_to_use(&config)?;
     let whole = |name: &str| matches.get_one::<u32>(name).map_or(1, |&n| n as usize);
+    let sides = text(matches, "imgsz").map_or(Ok([config.imgsz; 2]), |typed| sides(&typed))?;
+    let device = device_to_use(&config, &weights, sides, whole("batch"))?;
     let nms = NmsConfig {
         conf: config.conf as f32,
         iou: config.iou,
@@ -136,7 +137,7 @@ pub(crate) fn run(matches: &ArgMatches, _: &Signals) -> Result<(), Failure> {
         classes: config.classes.clone(),
         ..NmsConfig::default()
     };
-    let [height, width] = text(matches, "imgsz").map_or(Ok([config.imgsz; 2]), |typed| sides(&typed))?.map(|side| side as u32);
+    let [height, width] = sides.map(|side| side as u32);
     let look = PredictConfig { imgsz: Size { width, height }, batch: whole("batch"), nms, tiling };
     let predictor = Predictor::new(weights.detector(&device.device)?.fuse(&device.device), &device.device, look);
     let results = Results::new(wanted(matches, &config)?, &inputs, weights.names().to_vec())?;

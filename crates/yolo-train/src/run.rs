@@ -17,7 +17,8 @@ use bellows_yolo::config::{BatchSize, MAY_CHANGE, OptimizerChoice, SETTINGS, Tra
 use bellows_yolo::data::DataConfig;
 use bellows_yolo::fit::settle as settle_memory;
 use bellows_yolo::metrics::table_header;
-use bellows_yolo::{Progress, Training, TrainingData, network};
+use bellows_yolo::model::YoloConfig;
+use bellows_yolo::{Progress, Training, TrainingData, WeightFile, network};
 use serde_json::{Map, Value, json};
 
 use crate::console::Console;
@@ -178,13 +179,18 @@ fn of_this_program(part: &Path) -> Result<(), Usage> {
     Ok(())
 }
 
-/// The device, and how this process computes convolutions on it.
+/// The device, and how this process computes convolutions on it: those of the run's network are proved.
 pub(crate) fn device(config: &TrainConfig, reprobe: bool, tune: bool) -> Result<Selected, Failure> {
+    device_for(config, [reprobe, tune], || shapes(config))
+}
+
+/// The same for what has these convolutions, which the processor needs no proof of.
+fn device_for(config: &TrainConfig, [reprobe, tune]: [bool; 2], shapes: impl FnOnce() -> Vec<Shape>) -> Result<Selected, Failure> {
     let lowering = config.lowering().map_err(Usage)?;
     let work = if config.half() { Work::HalfDetector } else { Work::Detector };
     // The blocks of weight gradients follow from it.
     cube::set_workspace_mb(config.conv_workspace_mb);
-    let shapes = if config.device == "cpu" { Vec::new() } else { shapes(config) };
+    let shapes = if config.device == "cpu" { Vec::new() } else { shapes() };
     let options = ProbeOptions { reprobe, tune, shapes, lowering: Some(lowering), ..ProbeOptions::of(work) };
     let device = pick_device(&config.device, &options)?;
     if config.half() {
@@ -202,8 +208,13 @@ fn shapes(config: &TrainConfig) -> Vec<Shape> {
     let classes = if config.single_cls { 1 } else { data.as_ref().map_or(CLASSES, |data| data.names.len()) };
     let channels = if config.stack().is_on() { config.stack().channels() } else { data.map_or(3, |data| data.channels as usize) };
     let Ok(form) = network(config, classes, channels, &processor()) else { return Vec::new() };
-    let convolutions = form.init(0, &processor()).summary(config.imgsz, config.imgsz).convolutions;
     let images = if let BatchSize::Images(images) = config.batch { images } else { MANY_IMAGES };
+    of_network(form, [config.imgsz; 2], images)
+}
+
+/// The convolutions of a network at this height and width in batches of so many images, each once.
+fn of_network(form: YoloConfig, [height, width]: [usize; 2], images: usize) -> Vec<Shape> {
+    let convolutions = form.init(0, &processor()).summary(height, width).convolutions;
     let distinct: BTreeSet<_> = convolutions.into_iter().collect();
     let shapes = distinct.into_iter().map(|c| {
         let conv = Conv { c_in: c.cin, c_out: c.cout, kernel: c.k, stride: c.stride, input: c.input, normed: c.normed, images };
@@ -212,12 +223,12 @@ fn shapes(config: &TrainConfig) -> Vec<Shape> {
     shapes.collect()
 }
 
-/// The device of a verb that uses weights.
-pub(crate) fn device_to_use(config: &TrainConfig) -> Result<Selected, Failure> {
+/// The device of a verb that uses weights, on images of this height and width, so many at a time.
+pub(crate) fn device_to_use(config: &TrainConfig, weights: &WeightFile, sides: [usize; 2], images: usize) -> Result<Selected, Failure> {
     if config.half() {
         return Err(Usage("precision f16 is of training; weights are used in f32, or with bf16 factors".into()).into());
     }
-    device(config, false, false)
+    device_for(config, [false; 2], || of_network(weights.config(), sides, images))
 }
 
 /// Whether the device trains with images in f16.
@@ -274,6 +285,8 @@ fn close(training: &mut Training, run: &Run, device: &Selected) -> Result<(), Fa
 
 #[cfg(test)]
 mod tests {
+    use bellows_yolo::model::Scale;
+
     use super::*;
 
     #[test]
@@ -287,6 +300,17 @@ mod tests {
             shapes(&config).into_iter().filter_map(c_in).min()
         };
         assert_eq!(["channels: 1\n", ""].map(fewest), [Some(1), Some(3)]);
+    }
+
+    /// Of weights nobody says a model: it is in their file.
+    #[test]
+    fn what_is_proved_for_weights_is_their_own_network() {
+        let form = YoloConfig { scale: Scale::S, channels: 1, ..YoloConfig::new(4) };
+        let convs = |shape: Shape| if let Shape::Conv(conv) = shape { Some(conv) } else { None };
+        let proved: Vec<Conv> = of_network(form, [64, 96], 2).into_iter().filter_map(convs).collect();
+        assert!(proved.iter().any(|conv| conv.c_in == 1 && conv.input == [64, 96]), "{proved:?}");
+        let outputs: BTreeSet<usize> = proved.iter().map(|conv| conv.c_out).collect();
+        assert!(outputs.contains(&512) && outputs.contains(&4) && !outputs.contains(&80), "{outputs:?}");
     }
 
     #[test]

@@ -92,10 +92,10 @@ pub(crate) fn command() -> Command {
         .arg(switch("json", "Print one JSON object on stdout, and what is for people on stderr"))
 }
 
-/// Refuses a part of the device's memory, which only training is planned for.
-fn batch_is_said(batch: BatchSize) -> Result<(), Usage> {
+/// Images at a time; a part of the device's memory is refused, which only training is planned for.
+fn batch_said(batch: BatchSize) -> Result<usize, Usage> {
     match batch {
-        BatchSize::Images(_) => Ok(()),
+        BatchSize::Images(images) => Ok(images),
         BatchSize::Memory(_) => Err(Usage("--batch: val plans nothing for the device's memory; say how many images".into())),
     }
 }
@@ -109,7 +109,7 @@ pub(crate) fn run(matches: &ArgMatches, _: &Signals) -> Result<(), Failure> {
     if config.data.is_empty() {
         return Err(Usage("--data FILE is required: a data.yaml that names the images and classes (see --help)".into()).into());
     }
-    batch_is_said(config.batch)?;
+    let images = batch_said(config.batch)?;
     let split = match text(matches, "split").as_deref() {
         Some("train") => Split::Train,
         Some("test") => Split::Test,
@@ -130,7 +130,7 @@ pub(crate) fn run(matches: &ArgMatches, _: &Signals) -> Result<(), Failure> {
         }
     }
     let template = text(matches, "submission-template").map(|file| Template::read(Path::new(&file))).transpose()?;
-    let device = device_to_use(&config)?;
+    let device = device_to_use(&config, &weights, [config.imgsz; 2], images)?;
     let model = weights.detector(&device.device)?.fuse(&device.device);
     let mut data = watched(tell_people, |progress| SplitData::find(&config, split, model.channels(), progress))?;
     if submitted.is_some() {
@@ -247,7 +247,7 @@ mod tests {
 
     #[test]
     fn a_part_of_the_memory_is_no_batch() {
-        let refused = |batch| batch_is_said(batch).is_err();
+        let refused = |batch| batch_said(batch).is_err();
         assert_eq!([BatchSize::Images(16), BatchSize::Memory(0.6)].map(refused), [false, true]);
     }
 }

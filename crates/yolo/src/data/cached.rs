@@ -1,6 +1,6 @@
 //! `cache=ram` and `cache=disk`: images decoded and fitted to `imgsz` once. Batches are the same bits with and without.
 //!
-//! On disk they stand in the user's cache folder, never in the dataset; a file's name hashes the image's path, size and time and the
+//! On disk they stand in the user's cache folder, never in the dataset; a file's name hashes the image's path, size and times and the
 //! size it was fitted to, so a changed image is decoded anew and datasets share nothing by accident. Remove the folder to free the space.
 //! Files are not flushed, which would take twenty times as long as decoding; one that a power cut has torn is told by its length or its sum, and made
 //! again.
@@ -236,7 +236,7 @@ mod tests {
     fn images(dir: &Path) -> Arc<YoloDataset> {
         std::fs::create_dir(dir.join("images")).unwrap();
         for i in 0..4 {
-            GrayImage::from_pixel(40, 30, Luma([20 * i])).save(dir.join(format!("images/{i}.png"))).unwrap();
+            GrayImage::from_pixel(40, 30, Luma([20 * i])).save(dir.join(format!("images/{i}.bmp"))).unwrap();
         }
         let config = DataConfig::parse("train: images\nval: images\nnames: [a]\n", &dir.join("data.yaml")).unwrap();
         let scanned = scan(&config, Split::Train, &ScanOptions { cache_dir: None, ..ScanOptions::default() }, &|_, _| {}).unwrap();
@@ -256,7 +256,7 @@ mod tests {
     fn an_image_that_cannot_be_decoded_fails_nobody_but_who_asks_for_it() {
         let dir = tempfile::tempdir().unwrap();
         let set = images(dir.path());
-        std::fs::write(dir.path().join("images/2.png"), "torn since it was scanned").unwrap();
+        std::fs::write(dir.path().join("images/2.bmp"), "torn since it was scanned").unwrap();
         let (ram, disk) = (RamCache::new(&*set, 64, &|_, _| {}).unwrap(), on_disk(&set, dir.path()));
         let reason = load(&*set, 2, 64).unwrap_err().to_string();
         for cached in [&ram as &dyn Dataset<Item>, &disk] {
@@ -325,6 +325,18 @@ mod tests {
         std::fs::write(&of_the_dead, "half").unwrap();
         on_disk(&set, dir.path());
         assert!(ours.exists() && !Path::new(&of_the_dead).exists());
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn an_image_that_changed_under_an_unchanged_size_and_time_is_decoded_anew() {
+        let dir = tempfile::tempdir().unwrap();
+        let set = images(dir.path());
+        let before = on_disk(&set, dir.path()).get(1).unwrap();
+        let other = std::fs::read(dir.path().join("images/3.bmp")).unwrap();
+        crate::data::record::tests::replace_unseen(&dir.path().join("images/1.bmp"), &other);
+        let now = on_disk(&set, dir.path()).get(1).unwrap();
+        assert!(now == load(&*set, 1, 64).unwrap() && now != before);
     }
 
     #[test]

@@ -5,7 +5,8 @@
 //! of the training images, spread evenly over the list, so that it is a function of the files and one hot pixel decides nothing. Percentiles of
 //! each frame instead are a camera's automatic gain.
 //!
-//! What was measured is remembered beside the scan, under the sampled files' sizes and times.
+//! What was measured is remembered beside the scan, under the sampled files' sizes and times; not where one of them could not be read, as it may be at the next
+//! start.
 
 use std::path::Path;
 
@@ -67,12 +68,12 @@ impl Levels {
         let measured = sampled
             .par_iter()
             .filter_map(|&i| counts_of(&scan.bytes(i).ok()?, &scan.path(i).to_string_lossy()).ok())
-            .fold(Histogram::default, Histogram::with);
-        let histogram = measured.reduce(Histogram::default, Histogram::merged);
+            .fold(<(Histogram, usize)>::default, |(histogram, read), counts| (histogram.with(counts), read + 1));
+        let (histogram, read) = measured.reduce(<(Histogram, usize)>::default, |a, b| (a.0.merged(b.0), a.1 + b.1));
         let Some([low, high]) = histogram.percentiles(self.percentile) else {
             return Err(DataError::Invalid(format!("none of the {} sampled 16-bit images can be read", sampled.len())));
         };
-        if let Some(file) = memory
+        if let Some(file) = memory.filter(|_| read == sampled.len())
             && let Err(error) = write_atomic(&file, format!("{low} {high}\n").as_bytes())
         {
             tracing::warn!("{}: {error}; the next start measures again", file.display());
@@ -128,7 +129,7 @@ mod tests {
         for i in 0..8u16 {
             let frame =
                 ImageBuffer::from_fn(40, 40, |x, y| Luma([if (x, y) == (3, 3) { 60_000 } else { 3000 + 100 * i + (x + y) as u16 % 4 }]));
-            frame.save(dir.join(format!("images/{i}.png"))).unwrap();
+            frame.save(dir.join(format!("images/{i}.tiff"))).unwrap();
         }
         DataConfig::parse("train: images\nval: images\nnames: [a]\n", &dir.join("data.yaml")).unwrap()
     }
@@ -157,7 +158,40 @@ mod tests {
         assert_eq!(Levels::default().resolve(&scanned, Some(&cache)).unwrap(), Normalisation::Range { low: 1.0, high: 2.0 });
         std::fs::write(&file, "1 x\n").unwrap();
         assert_eq!(Levels::default().resolve(&scanned, Some(&cache)).unwrap(), measured);
-        ImageBuffer::from_pixel(40, 41, Luma([9000u16])).save(dir.path().join("images/0.png")).unwrap();
+        ImageBuffer::from_pixel(40, 41, Luma([9000u16])).save(dir.path().join("images/0.tiff")).unwrap();
         assert_ne!(Levels::default().resolve(&scanned, Some(&cache)).unwrap(), measured);
+    }
+
+    /// At the next start they may be readable, with the sizes and times that they had.
+    #[test]
+    fn a_range_without_some_of_the_frames_is_not_remembered() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = thermal(dir.path());
+        let scanned = scan(&config, Split::Train, &ScanOptions { cache_dir: None, ..ScanOptions::default() }, &|_, _| {}).unwrap();
+        let cache = dir.path().join("cache");
+        std::fs::create_dir(&cache).unwrap();
+        let measured = || Levels::default().resolve(&scanned, Some(&cache)).unwrap();
+        let remembered = || std::fs::read_dir(&cache).unwrap().count();
+        let frame = dir.path().join("images/7.tiff");
+        let whole = std::fs::read(&frame).unwrap();
+        std::fs::write(&frame, "torn since it was scanned").unwrap();
+        assert_eq!((measured(), remembered()), (Normalisation::Range { low: 3000.0, high: 3603.0 }, 0));
+        std::fs::write(&frame, whole).unwrap();
+        assert_eq!((measured(), remembered()), (Normalisation::Range { low: 3000.0, high: 3703.0 }, 1));
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn frames_that_changed_under_unchanged_sizes_and_times_are_measured_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = thermal(dir.path());
+        let cache = dir.path().join("cache");
+        let options = ScanOptions { cache_dir: Some(cache.clone()), ..ScanOptions::default() };
+        let scanned = scan(&config, Split::Train, &options, &|_, _| {}).unwrap();
+        let measured = || Levels::default().resolve(&scanned, Some(&cache)).unwrap();
+        assert_eq!(measured(), Normalisation::Range { low: 3000.0, high: 3703.0 });
+        let brightest = std::fs::read(dir.path().join("images/7.tiff")).unwrap();
+        crate::data::record::tests::replace_unseen(&dir.path().join("images/0.tiff"), &brightest);
+        assert_eq!(measured(), Normalisation::Range { low: 3100.0, high: 3703.0 });
     }
 }

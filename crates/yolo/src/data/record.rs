@@ -46,6 +46,27 @@ impl Stamp {
         let [length, modified] = seen(image);
         Self([length, modified, u64::MAX, u64::MAX])
     }
+
+    /// Of an image of whose pixels something is kept, which nobody reads again: in place of a label file, when the system changed the file last (s and ns).
+    /// No archive, no copy and no program sets that back, as they do the other time; more changes it than pixels, and what is kept is then made once too often.
+    pub(crate) fn of_pixels(image: &Path) -> Self {
+        std::fs::metadata(image).map_or(Self([u64::MAX; 4]), |info| {
+            let ([length, modified], [s, ns]) = (seen(&info), changed(&info));
+            Self([length, modified, s, ns])
+        })
+    }
+}
+
+#[cfg(unix)]
+fn changed(info: &Metadata) -> [u64; 2] {
+    use std::os::unix::fs::MetadataExt;
+    [info.ctime() as u64, info.ctime_nsec() as u64]
+}
+
+/// It is not told.
+#[cfg(not(unix))]
+fn changed(_: &Metadata) -> [u64; 2] {
+    [u64::MAX; 2]
 }
 
 fn seen(info: &Metadata) -> [u64; 2] {
@@ -65,4 +86,26 @@ pub(crate) struct Content {
     pub(crate) header: Header,
     /// `None` without a label file.
     pub(crate) labels: Option<ParsedLabels>,
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    /// Writes other bytes over as many, and sets the time back, as archives and copies do.
+    #[cfg(unix)]
+    pub(crate) fn replace_unseen(file: &std::path::Path, bytes: &[u8]) {
+        use std::os::unix::fs::MetadataExt;
+        let before = std::fs::metadata(file).unwrap();
+        assert_eq!(before.len(), bytes.len() as u64);
+        std::fs::write(file, bytes).unwrap();
+        let written = std::fs::File::options().write(true).open(file).unwrap();
+        let time = |info: &std::fs::Metadata| (info.ctime(), info.ctime_nsec());
+        // Clocks of file systems tick every few milliseconds.
+        loop {
+            written.set_modified(before.modified().unwrap()).unwrap();
+            if time(&written.metadata().unwrap()) != time(&before) {
+                break;
+            }
+        }
+        assert_eq!(super::Stamp::of(file, None), super::Stamp::seen(&before));
+    }
 }

@@ -184,9 +184,9 @@ impl Scan {
         self.packed.as_ref().map(|packed| packed.sizes(&self.samples)).unwrap_or_default()
     }
 
-    /// Changes when the file of image `i` does.
+    /// Changes when the pixels of image `i` do.
     pub(crate) fn stamp(&self, i: usize) -> Stamp {
-        self.packed.as_ref().map_or_else(|| Stamp::of(&self.path(i), None), |packed| packed.stamp(self.samples[i]))
+        self.packed.as_ref().map_or_else(|| Stamp::of_pixels(&self.path(i)), |packed| packed.stamp(self.samples[i]))
     }
 
     /// The objects of image `i`.

@@ -22,17 +22,19 @@ const SIDE: usize = 16;
 /// Columns of the sums.
 const WIDTH: usize = 3 * SIDE;
 
-/// What multiplies registers. A value of it has the registers set up, and gives them back when it is dropped.
+/// What multiplies registers. A value of it has the registers set up.
 ///
 /// # Safety
-/// Registers are numbered below 8, and the rows of their shape, `stride` bytes apart, may be read or written at each pointer.
-pub trait Unit {
+/// The unit is there. Registers are numbered below 8, and the rows of their shape, `stride` bytes apart, may be read or written at each pointer.
+pub trait Unit: Copy + Send + Sync + 'static {
     unsafe fn new(shapes: &Shapes) -> Self;
     unsafe fn zero<const T: usize>(&mut self);
     unsafe fn load<const T: usize>(&mut self, from: *const f32, stride: usize);
-    /// `c += a b`.
-    unsafe fn multiply<const C: usize, const A: usize, const B: usize>(&mut self);
+    /// Adds the product of the registers 6 and 7.
+    unsafe fn multiply<const T: usize>(&mut self);
     unsafe fn store<const T: usize>(&mut self, to: *mut f32, stride: usize);
+    /// Gives the registers back.
+    unsafe fn release(&mut self) {}
 }
 
 /// What the registers look like: palette 1, and for each of eight its rows and their bytes.
@@ -57,45 +59,43 @@ impl Shapes {
     }
 }
 
-/// The registers set up for `rows` rows of sums, of `cells` cells at once.
-pub struct Set<U> {
-    unit: U,
-    rows: usize,
-    cells: usize,
-    /// Dropped after the unit.
-    _alone: Alone,
-}
-
 thread_local! {
     static IN_USE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The one of its thread, which it cannot leave: what the registers are set up for is the thread's, and a second time would change it for the first.
-struct Alone(PhantomData<*const ()>);
+/// The registers set up for `rows` rows of sums, of `cells` cells at once. It is the one of its thread, which it cannot leave: what the registers are
+/// set up for is the thread's, and a second time would change it for the first.
+pub struct Set<U: Unit> {
+    unit: U,
+    rows: usize,
+    cells: usize,
+    _stays: PhantomData<*const ()>,
+}
 
-impl Alone {
-    fn new() -> Self {
+impl<U: Unit> Set<U> {
+    /// # Safety
+    /// The unit may be used.
+    #[inline(always)]
+    unsafe fn new(rows: usize, cells: usize) -> Self {
+        assert!((1..=SIDE).contains(&rows) && (1..=SIDE).contains(&cells), "sums of {rows} rows, of {cells} cells");
         assert!(!IN_USE.replace(true), "the unit for matrices is set up for something else on this thread");
-        Self(PhantomData)
+        // SAFETY: the caller's.
+        Self { unit: unsafe { U::new(&Shapes::new(rows, cells)) }, rows, cells, _stays: PhantomData }
     }
 }
 
-impl Drop for Alone {
+impl<U: Unit> Drop for Set<U> {
+    #[inline(always)]
     fn drop(&mut self) {
+        // SAFETY: whoever made it knew of the unit.
+        unsafe { self.unit.release() };
         IN_USE.set(false);
     }
 }
 
 /// Proof that the processor has the unit, beside the proof of its vectors.
-pub struct Amx<U, B>(B, PhantomData<fn() -> U>);
-
-impl<U, B: Copy> Clone for Amx<U, B> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<U, B: Copy> Copy for Amx<U, B> {}
+#[derive(Clone, Copy)]
+pub struct Amx<U, B>(B, PhantomData<U>);
 
 impl<U, B> Amx<U, B> {
     /// The proof, unproved.
@@ -121,10 +121,11 @@ pub(super) unsafe fn multiplies<U: Unit>() -> bool {
     unsafe {
         let mut unit = U::new(&Shapes::new(SIDE, SIDE));
         unit.zero::<0>();
-        unit.load::<1>(a.as_ptr(), 64);
-        unit.load::<2>(b.as_ptr(), 64);
-        unit.multiply::<0, 1, 2>();
+        unit.load::<6>(a.as_ptr(), 64);
+        unit.load::<7>(b.as_ptr(), 64);
+        unit.multiply::<0>();
         unit.store::<0>(c.as_mut_ptr(), 64);
+        unit.release();
     }
     (0..SIDE * SIDE).all(|at| {
         let (i, j) = (at / SIDE, at % SIDE);
@@ -133,19 +134,8 @@ pub(super) unsafe fn multiplies<U: Unit>() -> bool {
     })
 }
 
-/// A method of one of the registers of sums, by a number that is constant once the loops around it are unrolled: `j`-th of 3 in the `i`-th of 2
-/// rows; with `multiply`, by the registers 6 and 7.
+/// A method of one of the registers of sums, the `j`-th of 3 in the `i`-th of 2 rows: constant once the loops around it are unrolled.
 macro_rules! at {
-    ($i:expr, $j:expr, $unit:ident.multiply()) => {
-        match ($i, $j) {
-            (0, 0) => $unit.multiply::<0, 6, 7>(),
-            (0, 1) => $unit.multiply::<1, 6, 7>(),
-            (0, _) => $unit.multiply::<2, 6, 7>(),
-            (_, 0) => $unit.multiply::<3, 6, 7>(),
-            (_, 1) => $unit.multiply::<4, 6, 7>(),
-            (_, _) => $unit.multiply::<5, 6, 7>(),
-        }
-    };
     ($i:expr, $j:expr, $unit:ident.$method:ident $arguments:tt) => {
         match ($i, $j) {
             (0, 0) => $unit.$method::<0> $arguments,
@@ -257,7 +247,7 @@ unsafe fn reduce<U: Unit, const M: usize, const N: usize>(unit: &mut U, t: &Redu
     }
 }
 
-impl<U: Unit + 'static, B: Simd> Simd for Amx<U, B> {
+impl<U: Unit, B: Simd> Simd for Amx<U, B> {
     const LANES: usize = SIDE;
     const MR: usize = SIDE;
     const TOGETHER: usize = 2;
@@ -276,10 +266,8 @@ impl<U: Unit + 'static, B: Simd> Simd for Amx<U, B> {
 
     #[inline(always)]
     fn unit(self, rows: usize, cells: usize) -> Set<U> {
-        assert!((1..=SIDE).contains(&rows) && (1..=SIDE).contains(&cells), "sums of {rows} rows, of {cells} cells");
-        let _alone = Alone::new();
         // SAFETY: `self` proves the unit.
-        Set { unit: unsafe { U::new(&Shapes::new(rows, cells)) }, rows, cells, _alone }
+        unsafe { Set::new(rows, cells) }
     }
 
     #[inline(always)]
@@ -345,6 +333,7 @@ mod hardware {
     use super::{Amx, Shapes, Unit, multiplies};
 
     /// The unit.
+    #[derive(Clone, Copy)]
     pub struct Hardware;
 
     impl Unit for Hardware {
@@ -365,21 +354,18 @@ mod hardware {
             unsafe { asm!("tileloadd tmm{0}, [{1} + {2}*1]", const T, in(reg) from, in(reg) stride, options(nostack, readonly)) };
         }
         #[inline(always)]
-        unsafe fn multiply<const C: usize, const A: usize, const B: usize>(&mut self) {
+        unsafe fn multiply<const T: usize>(&mut self) {
             // SAFETY: changes a register that no compiler uses.
-            unsafe { asm!("tdpbf16ps tmm{0}, tmm{1}, tmm{2}", const C, const A, const B, options(nostack, nomem)) };
+            unsafe { asm!("tdpbf16ps tmm{0}, tmm6, tmm7", const T, options(nostack, nomem)) };
         }
         #[inline(always)]
         unsafe fn store<const T: usize>(&mut self, to: *mut f32, stride: usize) {
             // SAFETY: the caller's.
             unsafe { asm!("tilestored [{1} + {2}*1], tmm{0}", const T, in(reg) to, in(reg) stride, options(nostack)) };
         }
-    }
-
-    impl Drop for Hardware {
         #[inline(always)]
-        fn drop(&mut self) {
-            // SAFETY: a value of this type was made where the unit is. Registers that are not in use need not be saved with a thread's others.
+        unsafe fn release(&mut self) {
+            // SAFETY: the caller's. Registers that are not in use need not be saved with a thread's others.
             unsafe { asm!("tilerelease", options(nostack, nomem)) };
         }
     }
@@ -443,6 +429,7 @@ pub(super) mod model {
     use super::*;
 
     /// Eight registers, as cells, and their shapes.
+    #[derive(Clone, Copy)]
     pub(crate) struct Model([[f32; SIDE * SIDE]; 8], Shapes);
 
     impl Model {
@@ -466,11 +453,11 @@ pub(super) mod model {
                 row[..cells].copy_from_slice(unsafe { std::slice::from_raw_parts(from.byte_add(i * stride), cells) });
             }
         }
-        unsafe fn multiply<const C: usize, const A: usize, const B: usize>(&mut self) {
-            let ([rows, cells], [depth, columns]) = (self.shape(A), self.shape(B));
-            assert!(cells == depth && self.shape(C) == [rows, columns]);
-            let [a, b] = [A, B].map(|register| self.0[register].map(terms));
-            for (i, sums) in self.0[C].chunks_exact_mut(SIDE).enumerate().take(rows) {
+        unsafe fn multiply<const T: usize>(&mut self) {
+            let ([rows, cells], [depth, columns]) = (self.shape(6), self.shape(7));
+            assert!(cells == depth && self.shape(T) == [rows, columns]);
+            let [a, b] = [6, 7].map(|register| self.0[register].map(terms));
+            for (i, sums) in self.0[T].chunks_exact_mut(SIDE).enumerate().take(rows) {
                 for k in 0..depth {
                     let a = a[i * SIDE + k];
                     sums.iter_mut().zip(&b[k * SIDE..]).for_each(|(sum, b)| *sum += a[0] * b[0] + a[1] * b[1]);

@@ -5,7 +5,7 @@
 //! apart, which is what a [`Group`](super::Group) is. Blocks of plain matrices are whole registers, both sides filled up with zeros; a
 //! convolution's groups are as long as its channels make them, and so are the registers.
 //!
-//! The unit is a type, and so are the vectors beside it: the tests run the same code on any processor over a model of its five instructions
+//! The unit is a type: the tests run the same code on any processor over a model of its five instructions
 //! and arrays.
 
 use std::cell::Cell;
@@ -13,12 +13,14 @@ use std::marker::PhantomData;
 
 use half::bf16;
 
-use super::set::{Group, ReduceTile, Simd, Tile, To, end, inherit, inherit_vectors};
+use super::set::{Group, ReduceTile, Tile, To, Vectors, end};
 
 /// Rows of the sums.
 const PANEL: usize = 32;
 /// Rows, and cells of a row, of a register.
 const SIDE: usize = 16;
+/// Groups of rows of a reduction.
+const REDUCE_ROWS: usize = 2;
 /// Columns of the sums.
 const WIDTH: usize = 3 * SIDE;
 
@@ -56,54 +58,6 @@ impl Shapes {
         rows[..8].fill(side as u8);
         (row_bytes[6], rows[7]) = (4 * cells as u16, cells as u8);
         Self { palette: 1, start_row: 0, reserved: [0; 14], row_bytes, rows }
-    }
-}
-
-thread_local! {
-    static IN_USE: Cell<bool> = const { Cell::new(false) };
-}
-
-/// The registers set up for `rows` rows of sums, of `cells` cells at once. It is the one of its thread, which it cannot leave: what the registers are
-/// set up for is the thread's, and a second time would change it for the first.
-pub struct Set<U: Unit> {
-    unit: U,
-    rows: usize,
-    cells: usize,
-    _stays: PhantomData<*const ()>,
-}
-
-impl<U: Unit> Set<U> {
-    /// # Safety
-    /// The unit may be used.
-    #[inline(always)]
-    unsafe fn new(rows: usize, cells: usize) -> Self {
-        assert!((1..=SIDE).contains(&rows) && (1..=SIDE).contains(&cells), "sums of {rows} rows, of {cells} cells");
-        assert!(!IN_USE.replace(true), "the unit for matrices is set up for something else on this thread");
-        // SAFETY: the caller's.
-        Self { unit: unsafe { U::new(&Shapes::new(rows, cells)) }, rows, cells, _stays: PhantomData }
-    }
-}
-
-impl<U: Unit> Drop for Set<U> {
-    #[inline(always)]
-    fn drop(&mut self) {
-        // SAFETY: whoever made it knew of the unit.
-        unsafe { self.unit.release() };
-        IN_USE.set(false);
-    }
-}
-
-/// Proof that the processor has the unit, beside the proof of its vectors.
-#[derive(Clone, Copy)]
-pub struct Amx<U, B>(B, PhantomData<U>);
-
-impl<U, B> Amx<U, B> {
-    /// The proof, unproved.
-    ///
-    /// # Safety
-    /// The processor has whatever U is made of.
-    unsafe fn assume(vectors: B) -> Self {
-        Self(vectors, PhantomData)
     }
 }
 
@@ -247,37 +201,48 @@ unsafe fn reduce<U: Unit, const M: usize, const N: usize>(unit: &mut U, t: &Redu
     }
 }
 
-impl<U: Unit, B: Simd> Simd for Amx<U, B> {
-    const LANES: usize = SIDE;
-    const MR: usize = SIDE;
-    const TOGETHER: usize = 2;
-    const GROUP: usize = SIDE;
-    const REDUCE_ROWS: usize = 2;
-    const TERMS: usize = 2;
-    type V = B::V;
-    type Unit = Set<U>;
+thread_local! {
+    static IN_USE: Cell<bool> = const { Cell::new(false) };
+}
 
-    inherit_vectors!();
-    inherit! {
-        cell(low: Self::V, high: Self::V) -> Self::V;
-        neighbours(a: Self::V, b: Self::V) -> Self::V;
-        cell_bf16(low: &[bf16], high: &[bf16], n: usize) -> Self::V;
+/// The registers set up for `rows` rows of sums, of `cells` cells at once. It is the one of its thread, which it cannot leave: what the registers are
+/// set up for is the thread's, and a second time would change it for the first.
+pub struct Set<U: Unit> {
+    unit: U,
+    rows: usize,
+    cells: usize,
+    _stays: PhantomData<*const ()>,
+}
+
+impl<U: Unit> Drop for Set<U> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        // SAFETY: whoever made it knew of the unit.
+        unsafe { self.unit.release() };
+        IN_USE.set(false);
+    }
+}
+
+impl<U: Unit> Set<U> {
+    /// # Safety
+    /// The unit may be used.
+    #[inline(always)]
+    unsafe fn new(rows: usize, cells: usize) -> Self {
+        assert!((1..=SIDE).contains(&rows) && (1..=SIDE).contains(&cells), "sums of {rows} rows, of {cells} cells");
+        assert!(!IN_USE.replace(true), "the unit for matrices is set up for something else on this thread");
+        // SAFETY: the caller's.
+        Self { unit: unsafe { U::new(&Shapes::new(rows, cells)) }, rows, cells, _stays: PhantomData }
     }
 
+    /// [`Simd::tile`] beside these vectors.
     #[inline(always)]
-    fn unit(self, rows: usize, cells: usize) -> Set<U> {
-        // SAFETY: `self` proves the unit.
-        unsafe { Set::new(rows, cells) }
-    }
-
-    #[inline(always)]
-    fn tile(self, set: &mut Set<U>, mut t: Tile<'_, '_>) {
+    fn tile<S: Vectors>(&mut self, s: S, mut t: Tile<'_, '_>) {
         check(&t);
-        assert_eq!((set.rows, set.cells), (SIDE, t.group.size));
-        let unit = &mut set.unit;
+        assert_eq!((self.rows, self.cells), (SIDE, t.group.size));
+        let unit = &mut self.unit;
         if let To::Block(c, ldc) = &mut t.c {
             let (c, ldc) = (c.as_mut_ptr(), *ldc);
-            // SAFETY: `self` proves the unit; the bounds were checked.
+            // SAFETY: a set has the unit; the bounds were checked.
             return unsafe { any_tile(unit, &t, c, ldc, t.accumulate) };
         }
         let mut done = [0.0; PANEL * WIDTH];
@@ -286,20 +251,21 @@ impl<U: Unit, B: Simd> Simd for Amx<U, B> {
         for (i, row) in done.chunks_exact(WIDTH).enumerate().take(t.rows) {
             let c = &mut t.c.row(i)[..t.cols];
             for (c, row) in c.chunks_mut(SIDE).zip(row.chunks(SIDE)) {
-                let v = self.load(row);
-                let v = if t.accumulate { self.add(self.load_part(c, c.len()), v) } else { v };
-                self.store_part(v, c, c.len());
+                let v = s.load(row);
+                let v = if t.accumulate { s.add(s.load_part(c, c.len()), v) } else { v };
+                s.store_part(v, c, c.len());
             }
         }
     }
 
+    /// [`Simd::reduce_tile`].
     #[inline(always)]
-    fn reduce_tile(self, set: &mut Set<U>, t: ReduceTile<'_>) {
-        t.check(SIDE, Self::REDUCE_ROWS, SIDE);
-        assert_eq!((set.rows, set.cells), (t.group.size, SIDE));
-        let unit = &mut set.unit;
+    fn reduce_tile<S: Vectors>(&mut self, s: S, t: ReduceTile<'_>) {
+        t.check(SIDE, REDUCE_ROWS, SIDE);
+        assert_eq!((self.rows, self.cells), (t.group.size, SIDE));
+        let unit = &mut self.unit;
         let mut done = [0.0; PANEL * WIDTH];
-        // SAFETY: `self` proves the unit; the bounds were checked.
+        // SAFETY: a set has the unit; the bounds were checked.
         unsafe {
             match (t.rows.len(), t.vectors) {
                 (1, 1) => reduce::<U, 1, 1>(unit, &t, &mut done),
@@ -311,10 +277,35 @@ impl<U: Unit, B: Simd> Simd for Amx<U, B> {
         let rows = t.rows.len() * t.group.size;
         for (c, row) in t.c.chunks_mut(t.ldc).zip(done.chunks_exact(WIDTH)).take(rows) {
             for (c, row) in c[..t.vectors * SIDE].chunks_exact_mut(SIDE).zip(row.chunks_exact(SIDE)) {
-                self.store(self.add(self.load(c), self.load(row)), c);
+                s.store(s.add(s.load(c), s.load(row)), c);
             }
         }
     }
+}
+
+/// What [`Simd`] has of such a unit.
+macro_rules! multiplies_by {
+    ($unit:ty) => {
+        const MR: usize = SIDE;
+        const TOGETHER: usize = 2;
+        const GROUP: usize = SIDE;
+        const REDUCE_ROWS: usize = REDUCE_ROWS;
+        type Unit = Set<$unit>;
+
+        #[inline(always)]
+        fn unit(self, rows: usize, cells: usize) -> Set<$unit> {
+            // SAFETY: `self` proves the unit.
+            unsafe { Set::new(rows, cells) }
+        }
+        #[inline(always)]
+        fn tile(self, set: &mut Set<$unit>, t: Tile<'_, '_>) {
+            set.tile(self, t);
+        }
+        #[inline(always)]
+        fn reduce_tile(self, set: &mut Set<$unit>, t: ReduceTile<'_>) {
+            set.reduce_tile(self, t);
+        }
+    };
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -326,15 +317,24 @@ mod hardware {
 
     use std::arch::asm;
     use std::arch::x86_64::*;
+    use std::mem::transmute;
     use std::sync::OnceLock;
 
-    use super::super::avx512_bf16::{self, Avx512Bf16};
-    use super::super::set::Task;
-    use super::{Amx, Shapes, Unit, multiplies};
+    use half::bf16;
+
+    use super::super::avx512::{Avx512, L, mask};
+    use super::super::avx512_bf16::{self, join_pairs, pair_cells, pairs};
+    use super::super::set::{ReduceTile, Simd, Task, Tile};
+    use super::{REDUCE_ROWS, SIDE, Set, Shapes, Unit, multiplies};
 
     /// The unit.
     #[derive(Clone, Copy)]
     pub struct Hardware;
+
+    impl Simd for Avx512<Hardware> {
+        multiplies_by!(Hardware);
+        pair_cells!();
+    }
 
     impl Unit for Hardware {
         #[inline(always)]
@@ -411,12 +411,12 @@ mod hardware {
 
     pub fn run<T: Task>(task: T) -> T::Out {
         #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx512bf16,avx2,fma")]
-        fn inner<T: Task>(task: T, simd: Amx<Hardware, Avx512Bf16>) -> T::Out {
+        fn inner<T: Task>(task: T, simd: Avx512<Hardware>) -> T::Out {
             task.run(simd)
         }
         assert!(available());
         // SAFETY: the unit and what the vectors need were found on the line above.
-        unsafe { inner(task, Amx::assume(Avx512Bf16::assume())) }
+        unsafe { inner(task, Avx512::assume()) }
     }
 }
 
@@ -424,13 +424,23 @@ mod hardware {
 pub(super) mod model {
     //! The unit in plain Rust.
 
-    use super::super::portable::wide::{Wide, terms};
-    use super::super::set::Task;
+    use super::super::portable::wide::{Pair, terms};
+    use super::super::portable::{Arrays, Cells};
+    use super::super::set::{Simd, Task};
     use super::*;
 
     /// Eight registers, as cells, and their shapes.
     #[derive(Clone, Copy)]
     pub(crate) struct Model([[f32; SIDE * SIDE]; 8], Shapes);
+
+    impl Simd for Arrays<Model, SIDE, SIDE> {
+        const TERMS: usize = 2;
+        multiplies_by!(Model);
+
+        fn cell(self, low: Self::V, high: Self::V) -> Self::V {
+            std::array::from_fn(|i| Pair::cell(low[i], high[i]))
+        }
+    }
 
     impl Model {
         /// Rows of a register, and cells of a row.
@@ -481,7 +491,6 @@ pub(super) mod model {
 
     /// Runs `task` over the model.
     pub(crate) fn run<T: Task>(task: T) -> T::Out {
-        // SAFETY: the model may always be used.
-        task.run(unsafe { Amx::<Model, Wide>::assume(Wide::new()) })
+        task.run(Arrays::<Model, SIDE, SIDE>::new())
     }
 }

@@ -14,7 +14,7 @@ use std::arch::x86_64::{
 
 use half::bf16;
 
-use super::set::{ReduceTile, Simd, Starts, Task, Tile, end, with_sizes};
+use super::set::{ReduceTile, Simd, Starts, Task, Tile, Vectors, end, with_sizes};
 use super::text::{FIRST, SECOND, WRITE, micro_kernels, multiplies, prefetch, prefetch_lines, transposes, vectors};
 
 /// Proof that the processor has the features.
@@ -140,9 +140,12 @@ fn transpose8(r: [__m256; L]) -> [__m256; L] {
 transposes!("avx2,fma", transpose8, [_mm256_permute2f128_ps::<0x20>, _mm256_permute2f128_ps::<0x31>]);
 
 impl Simd for Avx2 {
+    multiplies!();
+}
+
+impl Vectors for Avx2 {
     type V = __m256;
 
-    multiplies!();
     vectors! {
         add(a, b) = _mm256_add_ps;
         sub(a, b) = _mm256_sub_ps;

@@ -11,23 +11,25 @@ pub(super) use std::arch::x86_64::{
     _mm512_add_ps as add, _mm512_loadu_ps as load, _mm512_mask_storeu_ps as store_part, _mm512_set1_ps as splat, _mm512_setzero_ps as zero,
     _mm512_storeu_ps as store,
 };
+use std::marker::PhantomData;
 
 use half::bf16;
 
-use super::set::{ReduceTile, Simd, Starts, Task, Tile, end, with_sizes};
+use super::portable::Single;
+use super::set::{ReduceTile, Simd, Starts, Task, Tile, Vectors, end, with_sizes};
 use super::text::{FIRST, SECOND, WRITE, micro_kernels, multiplies, prefetch, prefetch_lines, transposes, vectors};
 
-/// Proof that the processor has the features.
+/// Proof that the processor has the features, and what multiplies the cells that are named: pairs, or those of a unit for matrices.
 #[derive(Clone, Copy)]
-pub struct Avx512(());
+pub struct Avx512<C = Single>(PhantomData<C>);
 
-impl Avx512 {
+impl<C> Avx512<C> {
     /// The proof, unproved.
     ///
     /// # Safety
-    /// [`available`] has answered yes.
+    /// `available` of the cells' module has answered yes.
     pub(super) unsafe fn assume() -> Self {
-        Self(())
+        Self(PhantomData)
     }
 }
 
@@ -47,7 +49,7 @@ pub fn available() -> bool {
 pub fn run<T: Task>(task: T) -> T::Out {
     #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]
     fn inner<T: Task>(task: T) -> T::Out {
-        task.run(Avx512(()))
+        task.run(Avx512::<Single>(PhantomData))
     }
     assert!(available());
     // SAFETY: the features were found on the line above.
@@ -149,9 +151,12 @@ fn transpose16(r: [__m512; L]) -> [__m512; L] {
 transposes!("avx512f,avx512vl,avx512dq,avx512bw,avx2,fma", transpose16, [_mm512_shuffle_f32x4::<0x44>, _mm512_shuffle_f32x4::<0xEE>]);
 
 impl Simd for Avx512 {
+    multiplies!();
+}
+
+impl<C: Copy + Send + Sync + 'static> Vectors for Avx512<C> {
     type V = __m512;
 
-    multiplies!();
     vectors! {
         add(a, b) = _mm512_add_ps;
         sub(a, b) = _mm512_sub_ps;

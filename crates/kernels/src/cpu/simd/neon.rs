@@ -12,7 +12,7 @@ use std::arch::aarch64::{vaddq_f32 as add, vdupq_n_f32 as splat, vld1q_f32 as lo
 
 use half::bf16;
 
-use super::set::{ReduceTile, Simd, Starts, Tile, end, with_sizes};
+use super::set::{ReduceTile, Simd, Starts, Tile, Vectors, end, with_sizes};
 use super::text::{FIRST, SECOND, WRITE, micro_kernels, multiplies, prefetch, prefetch_lines, transposes, vectors};
 
 #[cfg(not(target_feature = "neon"))]
@@ -111,9 +111,12 @@ fn transpose4([a, b, c, d]: [float32x4_t; L]) -> [float32x4_t; L] {
 transposes!("neon", transpose4);
 
 impl Simd for Neon {
+    multiplies!();
+}
+
+impl Vectors for Neon {
     type V = float32x4_t;
 
-    multiplies!();
     vectors! {
         add(a, b) = vaddq_f32;
         sub(a, b) = vsubq_f32;

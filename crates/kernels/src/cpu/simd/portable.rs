@@ -8,7 +8,7 @@
 
 use std::marker::PhantomData;
 
-use super::set::{ReduceTile, Simd, Tile, with_sizes};
+use super::set::{ReduceTile, Simd, Tile, Vectors, with_sizes};
 
 /// What a cell of 32 bits holds.
 pub trait Cells: Copy + Send + Sync + 'static {
@@ -113,16 +113,9 @@ impl<C: Cells, const L: usize, const MR: usize> Arrays<C, L, MR> {
     }
 }
 
-impl<C: Cells, const L: usize, const MR: usize> Simd for Arrays<C, L, MR> {
+impl<C: Copy + Send + Sync + 'static, const L: usize, const MR: usize> Vectors for Arrays<C, L, MR> {
     const LANES: usize = L;
-    const MR: usize = MR;
-    const REDUCE_ROWS: usize = 6;
-    const TERMS: usize = C::TERMS;
     type V = [f32; L];
-    type Unit = ();
-
-    #[inline(always)]
-    fn unit(self, _: usize, _: usize) {}
 
     #[inline(always)]
     fn splat(self, x: f32) -> Self::V {
@@ -202,11 +195,21 @@ impl<C: Cells, const L: usize, const MR: usize> Simd for Arrays<C, L, MR> {
         }
     }
     #[inline(always)]
+    fn prefetch<T>(self, _: &[T], _: bool) {}
+}
+
+impl<C: Cells, const L: usize, const MR: usize> Simd for Arrays<C, L, MR> {
+    const MR: usize = MR;
+    const REDUCE_ROWS: usize = 6;
+    const TERMS: usize = C::TERMS;
+    type Unit = ();
+
+    #[inline(always)]
     fn cell(self, low: Self::V, high: Self::V) -> Self::V {
         map2(low, high, C::cell)
     }
     #[inline(always)]
-    fn prefetch<T>(self, _: &[T], _: bool) {}
+    fn unit(self, _: usize, _: usize) {}
     #[inline(always)]
     fn tile(self, _: &mut (), t: Tile<'_, '_>) {
         t.check(MR, L);

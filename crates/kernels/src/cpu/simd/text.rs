@@ -197,7 +197,6 @@ macro_rules! micro_kernels {
 /// The sizes and the methods of [`Simd`] that [`micro_kernels`] makes.
 macro_rules! multiplies {
     () => {
-        const LANES: usize = L;
         const MR: usize = MR;
         const REDUCE_ROWS: usize = REDUCE_ROWS;
         type Unit = ();
@@ -217,9 +216,11 @@ macro_rules! multiplies {
     };
 }
 
-/// Methods of [`Simd`] that are an intrinsic each, and those that move vectors, over functions of the module.
+/// Methods of [`Vectors`] that are an intrinsic each, and those that move vectors, over functions of the module.
 macro_rules! vectors {
     ($($name:ident($($argument:ident),*) = $intrinsic:expr;)*) => {
+        const LANES: usize = L;
+
         $(
             #[inline(always)]
             fn $name(self, $($argument: Self::V),*) -> Self::V {
@@ -273,12 +274,12 @@ macro_rules! vectors {
     };
 }
 
-/// [`Simd::transpose`] and [`Simd::transpose_rows`] from the transpose of a square of vectors.
+/// [`Vectors::transpose`] and [`Vectors::transpose_rows`] from the transpose of a square of vectors.
 macro_rules! transposes {
     ($features:literal, $square:ident, [$low:expr, $high:expr]) => {
         transposes!($features, $square);
 
-        /// [`Simd::transpose_half`]: two squares beside each other are one of which a column is a half of two.
+        /// [`Vectors::transpose_half`]: two squares beside each other are one of which a column is a half of two.
         #[target_feature(enable = $features)]
         fn transpose_half(src: &[f32], src_stride: usize, dst: &mut [f32]) {
             assert!(end(L / 2, src_stride, 2 * L) <= src.len() && L * L <= dst.len());

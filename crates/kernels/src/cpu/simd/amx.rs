@@ -325,6 +325,7 @@ mod hardware {
     use super::super::avx512::{Avx512, L, mask};
     use super::super::avx512_bf16::{self, join_pairs, pair_cells, pairs};
     use super::super::set::{ReduceTile, Simd, Task, Tile};
+    use super::super::text::entrance;
     use super::{REDUCE_ROWS, SIDE, Set, Shapes, Unit, multiplies};
 
     /// The unit.
@@ -409,15 +410,7 @@ mod hardware {
         false
     }
 
-    pub fn run<T: Task>(task: T) -> T::Out {
-        #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx512bf16,avx2,fma")]
-        fn inner<T: Task>(task: T, simd: Avx512<Hardware>) -> T::Out {
-            task.run(simd)
-        }
-        assert!(available());
-        // SAFETY: the unit and what the vectors need were found on the line above.
-        unsafe { inner(task, Avx512::assume()) }
-    }
+    entrance!(once available ["avx512f" "avx512vl" "avx512dq" "avx512bw" "avx512bf16" "avx2" "fma"], Avx512::<Hardware>::assume());
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use std::arch::x86_64::{
 use half::bf16;
 
 use super::set::{ReduceTile, Simd, Starts, Task, Tile, Vectors, end, with_sizes};
-use super::text::{FIRST, SECOND, WRITE, micro_kernels, multiplies, prefetch, prefetch_lines, transposes, vectors};
+use super::text::{FIRST, SECOND, WRITE, entrance, micro_kernels, multiplies, prefetch, prefetch_lines, transposes, vectors};
 
 /// Proof that the processor has the features.
 #[derive(Clone, Copy)]
@@ -27,19 +27,7 @@ const REDUCE_ROWS: usize = 6;
 /// Of three vectors none may be read in part: there is no register for a mask.
 const MASKED: usize = 2;
 
-pub fn available() -> bool {
-    is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")
-}
-
-pub fn run<T: Task>(task: T) -> T::Out {
-    #[target_feature(enable = "avx2,fma")]
-    fn inner<T: Task>(task: T) -> T::Out {
-        task.run(Avx2(()))
-    }
-    assert!(available());
-    // SAFETY: the features were found on the line above.
-    unsafe { inner(task) }
-}
+entrance!(["avx2" "fma"], Avx2(()));
 
 /// The lowest `n <= 8` lanes, as `vmaskmov` wants them: the sign bit of each.
 #[target_feature(enable = "avx2,fma")]

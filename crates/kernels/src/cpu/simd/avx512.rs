@@ -17,7 +17,7 @@ use half::bf16;
 
 use super::portable::Single;
 use super::set::{ReduceTile, Simd, Starts, Task, Tile, Vectors, end, with_sizes};
-use super::text::{FIRST, SECOND, WRITE, micro_kernels, multiplies, prefetch, prefetch_lines, transposes, vectors};
+use super::text::{FIRST, SECOND, WRITE, entrance, micro_kernels, multiplies, prefetch, prefetch_lines, transposes, vectors};
 
 /// Proof that the processor has the features, and what multiplies the cells that are named: pairs, or those of a unit for matrices.
 #[derive(Clone, Copy)]
@@ -37,24 +37,7 @@ pub(super) const L: usize = 16;
 pub(super) const MR: usize = 8;
 pub(super) const REDUCE_ROWS: usize = 9;
 
-pub fn available() -> bool {
-    is_x86_feature_detected!("avx512f")
-        && is_x86_feature_detected!("avx512vl")
-        && is_x86_feature_detected!("avx512dq")
-        && is_x86_feature_detected!("avx512bw")
-        && is_x86_feature_detected!("avx2")
-        && is_x86_feature_detected!("fma")
-}
-
-pub fn run<T: Task>(task: T) -> T::Out {
-    #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]
-    fn inner<T: Task>(task: T) -> T::Out {
-        task.run(Avx512::<Single>(PhantomData))
-    }
-    assert!(available());
-    // SAFETY: the features were found on the line above.
-    unsafe { inner(task) }
-}
+entrance!(["avx512f" "avx512vl" "avx512dq" "avx512bw" "avx2" "fma"], Avx512::<Single>::assume());
 
 /// The lowest `n` lanes.
 #[inline(always)]

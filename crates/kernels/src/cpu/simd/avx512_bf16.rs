@@ -8,27 +8,15 @@ use std::mem::transmute;
 
 use half::bf16;
 
-use super::avx512::{self, Avx512, L, MASKED, MR, REDUCE_ROWS, add, load, load_part, mask, store, store_part, zero};
+use super::avx512::{Avx512, L, MASKED, MR, REDUCE_ROWS, add, load, load_part, mask, store, store_part, zero};
 use super::set::{ReduceTile, Simd, Starts, Task, Tile, with_sizes};
-use super::text::{FIRST, WRITE, micro_kernels, multiplies, prefetch};
+use super::text::{FIRST, WRITE, entrance, micro_kernels, multiplies, prefetch};
 
 /// Cells are pairs of bf16.
 #[derive(Clone, Copy)]
 pub struct Pair;
 
-pub fn available() -> bool {
-    avx512::available() && is_x86_feature_detected!("avx512bf16")
-}
-
-pub fn run<T: Task>(task: T) -> T::Out {
-    #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx512bf16,avx2,fma")]
-    fn inner<T: Task>(task: T, simd: Avx512<Pair>) -> T::Out {
-        task.run(simd)
-    }
-    assert!(available());
-    // SAFETY: the features were found on the line above.
-    unsafe { inner(task, Avx512::assume()) }
-}
+entrance!(["avx512f" "avx512vl" "avx512dq" "avx512bw" "avx512bf16" "avx2" "fma"], Avx512::<Pair>::assume());
 
 /// `row += *a * b`, pairs of bf16.
 ///

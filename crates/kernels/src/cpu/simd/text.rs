@@ -346,4 +346,29 @@ macro_rules! transposes {
     };
 }
 
+/// How a module with a set of instructions is entered: whether the processor has these features, and a task in a function compiled for them. Where more
+/// has to be asked, the module says itself what is `available`.
+#[cfg(target_arch = "x86_64")]
+macro_rules! entrance {
+    ([$($feature:tt)*], $proof:expr) => {
+        pub fn available() -> bool {
+            $(is_x86_feature_detected!($feature))&&*
+        }
+        entrance!(once available [$($feature)*], $proof);
+    };
+    (once available [$($feature:tt)*], $proof:expr) => {
+        pub fn run<T: Task>(task: T) -> T::Out {
+            #[target_feature($(enable = $feature),*)]
+            fn inner<T: Task, S: Simd>(task: T, simd: S) -> T::Out {
+                task.run(simd)
+            }
+            assert!(available());
+            // SAFETY: what the proof stands for was found on the line above.
+            unsafe { inner(task, $proof) }
+        }
+    };
+}
+
+#[cfg(target_arch = "x86_64")]
+pub(super) use entrance;
 pub(super) use {micro_kernels, multiplies, transposes, vectors};

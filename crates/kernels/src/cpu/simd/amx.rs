@@ -325,7 +325,7 @@ mod hardware {
     use super::super::avx512::{Avx512, L, mask};
     use super::super::avx512_bf16::{self, join_pairs, pair_cells, pairs};
     use super::super::set::{ReduceTile, Simd, Task, Tile};
-    use super::super::text::entrance;
+    use super::super::text::{entrance, proved};
     use super::{REDUCE_ROWS, SIDE, Set, Shapes, Unit, multiplies};
 
     /// The unit.

@@ -10,7 +10,7 @@ use half::bf16;
 
 use super::avx512::{Avx512, L, MASKED, MR, REDUCE_ROWS, add, load, load_part, mask, store, store_part, zero};
 use super::set::{ReduceTile, Simd, Starts, Task, Tile, with_sizes};
-use super::text::{FIRST, WRITE, entrance, micro_kernels, multiplies, prefetch};
+use super::text::{FIRST, WRITE, entrance, micro_kernels, multiplies, prefetch, proved};
 
 /// Cells are pairs of bf16.
 #[derive(Clone, Copy)]
@@ -76,21 +76,18 @@ macro_rules! pair_cells {
     () => {
         const TERMS: usize = 2;
 
-        #[inline(always)]
-        fn cell(self, low: __m512, high: __m512) -> __m512 {
-            // SAFETY: `self` proves the features.
-            unsafe { pairs(low, high) }
-        }
-        #[inline(always)]
-        fn neighbours(self, a: __m512, b: __m512) -> __m512 {
-            // SAFETY: `self` proves the features; types of the same size, for which all bits are valid.
-            unsafe { transmute::<__m512bh, __m512>(_mm512_cvtne2ps_pbh(b, a)) }
-        }
-        #[inline(always)]
-        fn cell_bf16(self, low: &[bf16], high: &[bf16], n: usize) -> __m512 {
-            assert!(n <= L && n <= low.len() && n <= high.len());
-            // SAFETY: `self` proves the features; n values of each are there.
-            unsafe { join_pairs(low.as_ptr(), high.as_ptr(), mask(n)) }
+        proved! {
+            fn cell(low: __m512, high: __m512) -> __m512 {
+                pairs(low, high)
+            }
+            fn neighbours(a: __m512, b: __m512) -> __m512 {
+                // Types of the same size, for which all bits are valid.
+                transmute::<__m512bh, __m512>(_mm512_cvtne2ps_pbh(b, a))
+            }
+            fn cell_bf16(low: &[bf16], high: &[bf16], n: usize) -> __m512 {
+                assert!(n <= L && n <= low.len() && n <= high.len());
+                join_pairs(low.as_ptr(), high.as_ptr(), mask(n))
+            }
         }
     };
 }

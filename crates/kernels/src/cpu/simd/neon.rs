@@ -13,7 +13,7 @@ use std::arch::aarch64::{vaddq_f32 as add, vdupq_n_f32 as splat, vld1q_f32 as lo
 use half::bf16;
 
 use super::set::{ReduceTile, Simd, Starts, Tile, Vectors, end, with_sizes};
-use super::text::{FIRST, SECOND, WRITE, micro_kernels, multiplies, prefetch, prefetch_lines, transposes, vectors};
+use super::text::{FIRST, SECOND, WRITE, micro_kernels, multiplies, prefetch, prefetch_lines, proved, transposes, vectors};
 
 #[cfg(not(target_feature = "neon"))]
 compile_error!("the kernels for 64-bit ARM need NEON");
@@ -131,21 +131,18 @@ impl Vectors for Neon {
         exp2_integer(n) = |n| vreinterpretq_f32_s32(vshlq_n_s32::<23>(vaddq_s32(vcvtnq_s32_f32(n), vdupq_n_s32(127))));
     }
 
-    #[inline(always)]
-    fn deinterleave2(self, a: float32x4_t, b: float32x4_t) -> (float32x4_t, float32x4_t) {
-        // SAFETY: the target has NEON.
-        unsafe { (vuzp1q_f32(a, b), vuzp2q_f32(a, b)) }
-    }
-    #[inline(always)]
-    fn interleave2(self, even: float32x4_t, odd: float32x4_t) -> (float32x4_t, float32x4_t) {
-        // SAFETY: the target has NEON.
-        unsafe { (vzip1q_f32(even, odd), vzip2q_f32(even, odd)) }
-    }
-    #[inline(always)]
-    fn load_bf16(self, src: &[bf16], n: usize) -> float32x4_t {
-        let mut part = [bf16::ZERO; L];
-        part[..n].copy_from_slice(&src[..n]);
-        // SAFETY: 4 values. A bf16 is the upper half of an f32.
-        unsafe { vreinterpretq_f32_u32(vshlq_n_u32::<16>(vmovl_u16(vld1_u16(part.as_ptr().cast())))) }
+    proved! {
+        fn deinterleave2(a: float32x4_t, b: float32x4_t) -> (float32x4_t, float32x4_t) {
+            (vuzp1q_f32(a, b), vuzp2q_f32(a, b))
+        }
+        fn interleave2(even: float32x4_t, odd: float32x4_t) -> (float32x4_t, float32x4_t) {
+            (vzip1q_f32(even, odd), vzip2q_f32(even, odd))
+        }
+        fn load_bf16(src: &[bf16], n: usize) -> float32x4_t {
+            let mut part = [bf16::ZERO; L];
+            part[..n].copy_from_slice(&src[..n]);
+            // A bf16 is the upper half of an f32.
+            vreinterpretq_f32_u32(vshlq_n_u32::<16>(vmovl_u16(vld1_u16(part.as_ptr().cast()))))
+        }
     }
 }

@@ -216,57 +216,55 @@ macro_rules! multiplies {
     };
 }
 
+/// Methods that may use what `self` proves: the features, and what they are given where they assert it. (A closure in them would not have the features.)
+macro_rules! proved {
+    ($(fn $name:ident($($argument:ident: $type:ty),*) $(-> $out:ty)? $body:block)*) => {
+        $(
+            #[inline(always)]
+            fn $name(self, $($argument: $type),*) $(-> $out)? {
+                // SAFETY: `self` proves the features.
+                unsafe { $body }
+            }
+        )*
+    };
+}
+
 /// Methods of [`Vectors`] that are an intrinsic each, and those that move vectors, over functions of the module.
 macro_rules! vectors {
     ($($name:ident($($argument:ident),*) = $intrinsic:expr;)*) => {
         const LANES: usize = L;
 
-        $(
-            #[inline(always)]
-            fn $name(self, $($argument: Self::V),*) -> Self::V {
-                // SAFETY: `self` proves the features.
-                unsafe { $intrinsic($($argument),*) }
+        proved! {
+            $(fn $name($($argument: Self::V),*) -> Self::V {
+                $intrinsic($($argument),*)
+            })*
+            fn splat(x: f32) -> Self::V {
+                splat(x)
             }
-        )*
-        #[inline(always)]
-        fn splat(self, x: f32) -> Self::V {
-            // SAFETY: `self` proves the features.
-            unsafe { splat(x) }
+            fn load(src: &[f32]) -> Self::V {
+                assert!(src.len() >= L);
+                load(src.as_ptr())
+            }
+            fn load_part(src: &[f32], n: usize) -> Self::V {
+                assert!(n <= L && n <= src.len());
+                load_part(src.as_ptr(), mask(n))
+            }
+            fn store(v: Self::V, dst: &mut [f32]) {
+                assert!(dst.len() >= L);
+                store(dst.as_mut_ptr(), v)
+            }
+            fn store_part(v: Self::V, dst: &mut [f32], n: usize) {
+                assert!(n <= L && n <= dst.len());
+                store_part(dst.as_mut_ptr(), mask(n), v)
+            }
+            fn transpose(src: &[f32], src_stride: usize, rows: usize, cols: usize, dst: &mut [f32], dst_stride: usize) {
+                transpose(src, src_stride, rows, cols, dst, dst_stride)
+            }
+            fn transpose_rows(src: &[f32], src_stride: usize, rows: usize, dst: &mut [&mut [f32]], at: usize) {
+                transpose_rows(src, src_stride, rows, dst, at)
+            }
         }
-        #[inline(always)]
-        fn load(self, src: &[f32]) -> Self::V {
-            assert!(src.len() >= L);
-            // SAFETY: L values, just asserted.
-            unsafe { load(src.as_ptr()) }
-        }
-        #[inline(always)]
-        fn load_part(self, src: &[f32], n: usize) -> Self::V {
-            assert!(n <= L && n <= src.len());
-            // SAFETY: the mask selects n values, which are there.
-            unsafe { load_part(src.as_ptr(), mask(n)) }
-        }
-        #[inline(always)]
-        fn store(self, v: Self::V, dst: &mut [f32]) {
-            assert!(dst.len() >= L);
-            // SAFETY: L values, just asserted.
-            unsafe { store(dst.as_mut_ptr(), v) }
-        }
-        #[inline(always)]
-        fn store_part(self, v: Self::V, dst: &mut [f32], n: usize) {
-            assert!(n <= L && n <= dst.len());
-            // SAFETY: the mask selects n values, which are there.
-            unsafe { store_part(dst.as_mut_ptr(), mask(n), v) }
-        }
-        #[inline(always)]
-        fn transpose(self, src: &[f32], src_stride: usize, rows: usize, cols: usize, dst: &mut [f32], dst_stride: usize) {
-            // SAFETY: `self` proves the features.
-            unsafe { transpose(src, src_stride, rows, cols, dst, dst_stride) }
-        }
-        #[inline(always)]
-        fn transpose_rows(self, src: &[f32], src_stride: usize, rows: usize, dst: &mut [&mut [f32]], at: usize) {
-            // SAFETY: `self` proves the features.
-            unsafe { transpose_rows(src, src_stride, rows, dst, at) }
-        }
+
         #[inline(always)]
         fn prefetch<T>(self, src: &[T], write: bool) {
             if write { prefetch_lines::<WRITE, T>(src) } else { prefetch_lines::<SECOND, T>(src) }
@@ -371,4 +369,4 @@ macro_rules! entrance {
 
 #[cfg(target_arch = "x86_64")]
 pub(super) use entrance;
-pub(super) use {micro_kernels, multiplies, transposes, vectors};
+pub(super) use {micro_kernels, multiplies, proved, transposes, vectors};

@@ -15,7 +15,7 @@ use std::arch::x86_64::{
 use half::bf16;
 
 use super::set::{ReduceTile, Simd, Starts, Task, Tile, Vectors, end, with_sizes};
-use super::text::{FIRST, SECOND, WRITE, entrance, micro_kernels, multiplies, prefetch, prefetch_lines, proved, transposes, vectors};
+use super::text::{FIRST, SECOND, WRITE, entrance, micro_kernels, prefetch, prefetch_lines, proved, transposes, vectors};
 
 /// Proof that the processor has the features.
 #[derive(Clone, Copy)]
@@ -23,7 +23,6 @@ pub struct Avx2(());
 
 const L: usize = 8;
 const MR: usize = 4;
-const REDUCE_ROWS: usize = 6;
 /// Of three vectors none may be read in part: there is no register for a mask.
 const MASKED: usize = 2;
 
@@ -87,7 +86,7 @@ unsafe fn multiply_row<const N: usize>(a: *const f32, b: [__m256; N], row: &mut 
     (row[0], row[N / 2], row[N - 1]) = (c0, c1, c2);
 }
 
-micro_kernels!("avx2,fma", __m256i, [1 2 3 4 5] 6);
+micro_kernels!(Avx2, "avx2,fma", __m256i, [1 2 3 4 5] 6);
 
 /// 8 x 8 transpose: pairs of rows, pairs of pairs within 128-bit lanes, then the two lanes.
 #[target_feature(enable = "avx2,fma")]
@@ -113,10 +112,6 @@ fn transpose8(r: [__m256; L]) -> [__m256; L] {
 }
 
 transposes!("avx2,fma", transpose8, [_mm256_permute2f128_ps::<0x20>, _mm256_permute2f128_ps::<0x31>]);
-
-impl Simd for Avx2 {
-    multiplies!();
-}
 
 impl Vectors for Avx2 {
     type V = __m256;

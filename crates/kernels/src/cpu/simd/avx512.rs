@@ -17,7 +17,7 @@ use half::bf16;
 
 use super::portable::Single;
 use super::set::{ReduceTile, Simd, Starts, Task, Tile, Vectors, end, with_sizes};
-use super::text::{FIRST, SECOND, WRITE, entrance, micro_kernels, multiplies, prefetch, prefetch_lines, proved, transposes, vectors};
+use super::text::{FIRST, SECOND, WRITE, entrance, micro_kernels, prefetch, prefetch_lines, proved, transposes, vectors};
 
 /// Proof that the processor has the features, and what multiplies the cells that are named: pairs, or those of a unit for matrices.
 #[derive(Clone, Copy)]
@@ -35,7 +35,6 @@ impl<C> Avx512<C> {
 
 pub(super) const L: usize = 16;
 pub(super) const MR: usize = 8;
-pub(super) const REDUCE_ROWS: usize = 9;
 
 entrance!(["avx512f" "avx512vl" "avx512dq" "avx512bw" "avx2" "fma"], Avx512::<Single>::assume());
 
@@ -73,7 +72,7 @@ unsafe fn multiply_row<const N: usize>(a: *const f32, b: [__m512; N], row: &mut 
     }
 }
 
-micro_kernels!("avx512f,avx512vl,avx512dq,avx512bw,avx2,fma", __mmask16, [1 2 3 4 5 6 7 8] 9);
+micro_kernels!(Avx512, "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma", __mmask16, [1 2 3 4 5 6 7 8] 9);
 
 /// 16 x 16 transpose: pairs of rows, then pairs of pairs within 128-bit lanes, then the lanes themselves.
 #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]
@@ -105,10 +104,6 @@ fn transpose16(r: [__m512; L]) -> [__m512; L] {
 }
 
 transposes!("avx512f,avx512vl,avx512dq,avx512bw,avx2,fma", transpose16, [_mm512_shuffle_f32x4::<0x44>, _mm512_shuffle_f32x4::<0xEE>]);
-
-impl Simd for Avx512 {
-    multiplies!();
-}
 
 impl<C: Copy + Send + Sync + 'static> Vectors for Avx512<C> {
     type V = __m512;

@@ -8,9 +8,9 @@ use std::mem::transmute;
 
 use half::bf16;
 
-use super::avx512::{Avx512, L, MASKED, MR, REDUCE_ROWS, add, load, load_part, mask, store, store_part, zero};
+use super::avx512::{Avx512, L, MASKED, MR, add, load, load_part, mask, store, store_part, zero};
 use super::set::{ReduceTile, Simd, Starts, Task, Tile, with_sizes};
-use super::text::{FIRST, WRITE, entrance, micro_kernels, multiplies, prefetch, proved};
+use super::text::{FIRST, WRITE, entrance, micro_kernels, prefetch, proved};
 
 /// Cells are pairs of bf16.
 #[derive(Clone, Copy)]
@@ -33,8 +33,6 @@ unsafe fn multiply_row<const N: usize>(a: *const f32, b: [__m512; N], row: &mut 
         }
     }
 }
-
-micro_kernels!("avx512f,avx512vl,avx512dq,avx512bw,avx512bf16,avx2,fma", __mmask16, [1 2 3 4 5 6 7 8] 9);
 
 /// Where the halves of [`pairs`] come from: `low` is 0..16, `high` 16..32.
 const INTERLEAVED: [u16; 32] = {
@@ -93,7 +91,4 @@ macro_rules! pair_cells {
 }
 pub(super) use pair_cells;
 
-impl Simd for Avx512<Pair> {
-    multiplies!();
-    pair_cells!();
-}
+micro_kernels!(Avx512<Pair>, "avx512f,avx512vl,avx512dq,avx512bw,avx512bf16,avx2,fma", __mmask16, [1 2 3 4 5 6 7 8] 9, pair_cells);

@@ -13,7 +13,7 @@ use std::arch::aarch64::{vaddq_f32 as add, vdupq_n_f32 as splat, vld1q_f32 as lo
 use half::bf16;
 
 use super::set::{ReduceTile, Simd, Starts, Tile, Vectors, end, with_sizes};
-use super::text::{FIRST, SECOND, WRITE, micro_kernels, multiplies, prefetch, prefetch_lines, proved, transposes, vectors};
+use super::text::{FIRST, SECOND, WRITE, micro_kernels, prefetch, prefetch_lines, proved, transposes, vectors};
 
 #[cfg(not(target_feature = "neon"))]
 compile_error!("the kernels for 64-bit ARM need NEON");
@@ -24,7 +24,6 @@ pub struct Neon;
 
 const L: usize = 4;
 const MR: usize = 4;
-const REDUCE_ROWS: usize = 9;
 /// Vectors of a tile of which the last may be read in part.
 const MASKED: usize = 3;
 
@@ -95,7 +94,7 @@ unsafe fn multiply_row<const N: usize>(a: *const f32, b: [float32x4_t; N], row: 
     }
 }
 
-micro_kernels!("neon", usize, [1 2 3 4 5 6 7 8] 9);
+micro_kernels!(Neon, "neon", usize, [1 2 3 4 5 6 7 8] 9);
 
 /// 4 x 4 transpose: pairs of neighbours in pairs of rows, then pairs of pairs.
 #[inline(always)]
@@ -109,10 +108,6 @@ fn transpose4([a, b, c, d]: [float32x4_t; L]) -> [float32x4_t; L] {
 }
 
 transposes!("neon", transpose4);
-
-impl Simd for Neon {
-    multiplies!();
-}
 
 impl Vectors for Neon {
     type V = float32x4_t;

@@ -39,10 +39,11 @@ pub(super) fn prefetch_lines<const TO: i32, T>(src: &[T]) {
     (0..bytes).step_by(64).chain(bytes.checked_sub(1)).for_each(|at| prefetch::<TO>(start.wrapping_add(at).cast()));
 }
 
-/// The micro-kernels of a set of instructions, its features and its masks given. What they are made of are constants and functions of its module:
-/// `L`, `MR`, `REDUCE_ROWS`, `MASKED`, `zero`, `load`, `load_part`, `store`, `store_part`, `add`, `mask`, and the product of cells.
+/// [`Simd`] of a set of instructions, given its features, its masks, the numbers of rows of its reductions, and what it says of cells. What the
+/// micro-kernels are made of are constants and functions of its module: `L`, `MR`, `MASKED`, `zero`, `load`, `load_part`, `store`, `store_part`, `add`,
+/// `mask`, and the product of cells.
 macro_rules! micro_kernels {
-    ($features:literal, $mask:ty, [$($sizes:literal)*] $most:literal) => {
+    ($set:ty, $features:literal, $mask:ty, [$($sizes:literal)*] $most:literal $(, $cells:ident)?) => {
         /// [`Simd::tile`] over `N` vectors of columns; with `PART` the last of them covers only the lanes of `last`, and unless right-hand rows are
         /// `WHOLE` vectors, only those are read of it. (Of more than `MASKED` vectors all are.)
         ///
@@ -141,77 +142,56 @@ macro_rules! micro_kernels {
             }
         }
 
-        /// [`Simd::tile`](super::Simd::tile).
-        ///
-        /// # Safety
-        /// The processor has the features.
-        #[inline(always)]
-        unsafe fn any_tile(mut t: Tile<'_, '_>) {
-            t.check(MR, L);
-            let vectors = t.cols.div_ceil(L);
-            let rest = t.cols - (vectors - 1) * L;
-            // SAFETY: the bounds were checked, and cols is (vectors - 1) * L + rest with 1 <= rest <= L.
-            unsafe {
-                let last = mask(rest);
-                match t.starts {
-                    Starts::Dense(depth) => match vectors {
-                        1 => tile::<1, true, false, true>(t, (0..depth).map(|k| k * L), last),
-                        2 => tile::<2, true, false, true>(t, (0..depth).map(|k| k * 2 * L), last),
-                        _ => tile::<3, true, false, true>(t, (0..depth).map(|k| k * 3 * L), last),
-                    },
-                    Starts::Table(offsets) if vectors > MASKED && offsets.max as usize + vectors * L > t.b.len() => {
-                        // The last columns of the last row of b: too few for so many whole vectors.
-                        any_tile(t.behind((vectors - 1) * L));
-                        t.cols = (vectors - 1) * L;
-                        any_tile(t);
-                    }
-                    Starts::Table(offsets) => {
-                        let starts = offsets.table.iter().map(|&start| start as usize);
-                        match (vectors, rest < L, t.prefetch) {
-                            (1, false, _) => tile::<1, false, false, false>(t, starts, last),
-                            (1, true, _) => tile::<1, true, false, false>(t, starts, last),
-                            (2, false, _) => tile::<2, false, false, false>(t, starts, last),
-                            (2, true, _) => tile::<2, true, false, false>(t, starts, last),
-                            (_, false, false) => tile::<3, false, false, false>(t, starts, last),
-                            (_, false, true) => tile::<3, false, true, false>(t, starts, last),
-                            (_, true, _) => tile::<3, true, false, false>(t, starts, last),
+        impl Simd for $set {
+            const MR: usize = MR;
+            const REDUCE_ROWS: usize = $most;
+            type Unit = ();
+
+            $($cells!();)?
+
+            #[inline(always)]
+            fn unit(self, _: usize, _: usize) {}
+            #[inline(always)]
+            fn tile(self, _: &mut (), mut t: Tile<'_, '_>) {
+                t.check(MR, L);
+                let vectors = t.cols.div_ceil(L);
+                let rest = t.cols - (vectors - 1) * L;
+                // SAFETY: `self` proves the features, the bounds were checked, and cols is (vectors - 1) * L + rest with 1 <= rest <= L.
+                unsafe {
+                    let last = mask(rest);
+                    match t.starts {
+                        Starts::Dense(depth) => match vectors {
+                            1 => tile::<1, true, false, true>(t, (0..depth).map(|k| k * L), last),
+                            2 => tile::<2, true, false, true>(t, (0..depth).map(|k| k * 2 * L), last),
+                            _ => tile::<3, true, false, true>(t, (0..depth).map(|k| k * 3 * L), last),
+                        },
+                        Starts::Table(offsets) if vectors > MASKED && offsets.max as usize + vectors * L > t.b.len() => {
+                            // The last columns of the last row of b: too few for so many whole vectors.
+                            self.tile(&mut (), t.behind((vectors - 1) * L));
+                            t.cols = (vectors - 1) * L;
+                            self.tile(&mut (), t);
+                        }
+                        Starts::Table(offsets) => {
+                            let starts = offsets.table.iter().map(|&start| start as usize);
+                            match (vectors, rest < L, t.prefetch) {
+                                (1, false, _) => tile::<1, false, false, false>(t, starts, last),
+                                (1, true, _) => tile::<1, true, false, false>(t, starts, last),
+                                (2, false, _) => tile::<2, false, false, false>(t, starts, last),
+                                (2, true, _) => tile::<2, true, false, false>(t, starts, last),
+                                (_, false, false) => tile::<3, false, false, false>(t, starts, last),
+                                (_, false, true) => tile::<3, false, true, false>(t, starts, last),
+                                (_, true, _) => tile::<3, true, false, false>(t, starts, last),
+                            }
                         }
                     }
                 }
             }
-        }
-
-        /// [`Simd::reduce_tile`](super::Simd::reduce_tile).
-        ///
-        /// # Safety
-        /// The processor has the features.
-        #[inline(always)]
-        unsafe fn any_reduce_tile(t: ReduceTile<'_>) {
-            t.check(L, REDUCE_ROWS, 1);
-            // SAFETY: the bounds were checked, and each arm's R and N are those of the tile.
-            unsafe { with_sizes!(t, [$($sizes)*] $most, self::reduce) }
-        }
-    };
-}
-
-/// The sizes and the methods of [`Simd`] that [`micro_kernels`] makes.
-macro_rules! multiplies {
-    () => {
-        const MR: usize = MR;
-        const REDUCE_ROWS: usize = REDUCE_ROWS;
-        type Unit = ();
-
-        #[inline(always)]
-        fn unit(self, _: usize, _: usize) {}
-        #[inline(always)]
-        fn tile(self, _: &mut (), t: Tile<'_, '_>) {
-            // SAFETY: `self` proves the features.
-            unsafe { any_tile(t) }
-        }
-        #[inline(always)]
-        fn reduce_tile(self, _: &mut (), t: ReduceTile<'_>) {
-            // SAFETY: `self` proves the features.
-            unsafe { any_reduce_tile(t) }
+            #[inline(always)]
+            fn reduce_tile(self, _: &mut (), t: ReduceTile<'_>) {
+                t.check(L, $most, 1);
+                // SAFETY: `self` proves the features, the bounds were checked, and each arm's R and N are those of the tile.
+                unsafe { with_sizes!(t, [$($sizes)*] $most, self::reduce) }
+            }
         }
     };
 }
@@ -369,4 +349,4 @@ macro_rules! entrance {
 
 #[cfg(target_arch = "x86_64")]
 pub(super) use entrance;
-pub(super) use {micro_kernels, multiplies, proved, transposes, vectors};
+pub(super) use {micro_kernels, proved, transposes, vectors};

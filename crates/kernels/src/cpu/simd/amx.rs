@@ -105,7 +105,7 @@ macro_rules! at {
 /// [`Simd::tile`] of `M` panels and `N` vectors of columns to `c`, with rows `ldc` apart, which is added to if `accumulate`.
 ///
 /// # Safety
-/// The caller has run [`check`], `M` and `N` are the tile's, `c` has room for whole registers, and the unit is set up for whole registers of the
+/// The bounds were checked, `M` and `N` are the tile's, `c` has room for whole registers, and the unit is set up for whole registers of the
 /// group's cells.
 #[inline(always)]
 unsafe fn tile<U: Unit, const M: usize, const N: usize>(unit: &mut U, t: &Tile<'_, '_>, c: *mut f32, ldc: usize, accumulate: bool) {
@@ -158,16 +158,6 @@ unsafe fn any_tile<U: Unit>(unit: &mut U, t: &Tile<'_, '_>, c: *mut f32, ldc: us
             (true, _) => tile::<U, 2, 3>(unit, t, c, ldc, accumulate),
         }
     }
-}
-
-/// The bounds of [`tile`].
-#[inline(always)]
-fn check(t: &Tile<'_, '_>) {
-    let (panels, width) = (t.rows.div_ceil(SIDE), t.cols.next_multiple_of(SIDE));
-    assert!((1..=PANEL).contains(&t.rows) && (1..=WIDTH).contains(&t.cols) && (1..=SIDE).contains(&t.group.size));
-    assert!(end(panels, t.panel, t.starts.depth() * SIDE * t.group.size) <= t.a.len());
-    t.check_right(width, SIDE);
-    t.check_results(panels * SIDE, width);
 }
 
 /// The sums of [`Simd::reduce_tile`] of `M` groups of rows and `N` vectors, `[group][row][48]`.
@@ -237,7 +227,11 @@ impl<U: Unit> Set<U> {
     /// [`Simd::tile`] beside these vectors.
     #[inline(always)]
     fn tile<S: Vectors>(&mut self, s: S, mut t: Tile<'_, '_>) {
-        check(&t);
+        let (panels, width) = (t.rows.div_ceil(SIDE), t.cols.next_multiple_of(SIDE));
+        assert!((1..=PANEL).contains(&t.rows) && (1..=WIDTH).contains(&t.cols) && (1..=SIDE).contains(&t.group.size));
+        assert!(end(panels, t.panel, t.starts.depth() * SIDE * t.group.size) <= t.a.len());
+        t.check_right(width, SIDE);
+        t.check_results(panels * SIDE, width);
         assert_eq!((self.rows, self.cells), (SIDE, t.group.size));
         let unit = &mut self.unit;
         if let To::Block(c, ldc) = &mut t.c {

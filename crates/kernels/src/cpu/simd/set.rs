@@ -307,11 +307,7 @@ pub trait Vectors: Copy + Send + Sync + 'static {
     fn total(self, v: Self::V, n: usize) -> f64 {
         let mut lanes = [0.0; MAX_LANES];
         self.store_part(v, &mut lanes, n);
-        let mut sum = 0.0;
-        for &lane in &lanes[..n] {
-            sum += f64::from(lane);
-        }
-        sum
+        lanes[..n].iter().fold(0.0, |sum, &lane| sum + f64::from(lane))
     }
 
     fn add(self, a: Self::V, b: Self::V) -> Self::V;

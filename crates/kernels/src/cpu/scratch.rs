@@ -84,12 +84,9 @@ fn give(pool: &mut Vec<Vec<f32>>, storage: Vec<f32>, limit: usize) {
     }
     pool.push(storage);
     let mut held: usize = pool.iter().map(Vec::len).sum();
-    let mut oldest = 0;
     while held > limit {
-        held -= pool[oldest].len();
-        oldest += 1;
+        held -= pool.remove(0).len();
     }
-    pool.drain(..oldest);
 }
 
 #[test]

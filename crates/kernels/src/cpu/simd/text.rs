@@ -1,10 +1,8 @@
 //! What sets of instructions with one register a vector have in common: macros over each one's intrinsics.
 
-/// [`prefetch`] to the first-level cache.
+/// What [`prefetch`] is for: the first-level cache, the second-level one, or to write.
 pub(super) const FIRST: i32 = 0;
-/// [`prefetch`] to the second-level cache.
 pub(super) const SECOND: i32 = 1;
-/// [`prefetch`] to write.
 pub(super) const WRITE: i32 = 2;
 
 /// Asks for the cache line that holds a value. The pointer may point anywhere.

@@ -1,22 +1,17 @@
 //! What sets of instructions with one register a vector have in common: macros over each one's intrinsics.
 
-/// What [`prefetch`] is for: the first-level cache, the second-level one, or to write.
-pub(super) const FIRST: i32 = 0;
-pub(super) const SECOND: i32 = 1;
-pub(super) const WRITE: i32 = 2;
+/// What [`prefetch`] is for, as x86 numbers it: the first-level cache, the second-level one, or to write (PREFETCHW, as old as AVX2).
+pub(super) const FIRST: i32 = 3;
+pub(super) const SECOND: i32 = 2;
+pub(super) const WRITE: i32 = 7;
 
 /// Asks for the cache line that holds a value. The pointer may point anywhere.
 #[inline(always)]
 pub(super) fn prefetch<const TO: i32>(p: *const f32) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: a hint, which touches no memory that the program can observe. (ET0 is PREFETCHW, as old as AVX2.)
+    // SAFETY: a hint, which touches no memory that the program can observe.
     unsafe {
-        use std::arch::x86_64::{_MM_HINT_ET0, _MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
-        match TO {
-            FIRST => _mm_prefetch::<_MM_HINT_T0>(p.cast()),
-            SECOND => _mm_prefetch::<_MM_HINT_T1>(p.cast()),
-            _ => _mm_prefetch::<_MM_HINT_ET0>(p.cast()),
-        }
+        std::arch::x86_64::_mm_prefetch::<TO>(p.cast());
     }
     #[cfg(target_arch = "aarch64")]
     // SAFETY: the same.

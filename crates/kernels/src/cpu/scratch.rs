@@ -31,11 +31,11 @@ pub fn take(len: usize) -> Buffer {
     let needed = len + LINE;
     let found = POOL.with_borrow_mut(|pool| {
         // The smallest that fits, unless it is so much larger that a later, larger request would miss it; of equals the warmest.
-        let best = (0..pool.len())
+        (0..pool.len())
             .rev()
             .filter(|&i| pool[i].len() >= needed && pool[i].len() / 4 <= needed.max(1 << 14))
-            .min_by_key(|&i| pool[i].len());
-        best.map(|i| pool.remove(i))
+            .min_by_key(|&i| pool[i].len())
+            .map(|i| pool.remove(i))
     });
     // Rounding up lets requests that differ a little share buffers.
     Buffer::of(found.unwrap_or_else(|| vec![0.0; needed + needed / 8]), len)

@@ -5,8 +5,7 @@
 //! apart, which is what a [`Group`](super::Group) is. Blocks of plain matrices are whole registers, both sides filled up with zeros; a
 //! convolution's groups are as long as its channels make them, and so are the registers.
 //!
-//! The unit is a type: the tests run the same code on any processor over a model of its five instructions
-//! and arrays.
+//! The unit is a type: the tests run the same code on any processor over a model of its instructions, beside arrays for vectors.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -141,10 +140,7 @@ unsafe fn tile<U: Unit, const M: usize, const N: usize>(unit: &mut U, t: &Tile<'
     }
 }
 
-/// The same of as many panels and vectors as the tile has.
-///
-/// # Safety
-/// As that of [`tile`].
+/// [`tile`] of as many panels and vectors as the tile has, as safe otherwise.
 #[inline(always)]
 unsafe fn any_tile<U: Unit>(unit: &mut U, t: &Tile<'_, '_>, c: *mut f32, ldc: usize, accumulate: bool) {
     // SAFETY: the caller's.

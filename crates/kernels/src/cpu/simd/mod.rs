@@ -144,8 +144,8 @@ impl Level {
         if let Some([_, in_bf16]) = FORCED.get().filter(|[level, _]| *level == self) {
             return in_bf16;
         }
-        let better = [Level::Amx, Level::Avx512Bf16].into_iter().find(|level| level.available());
-        if self == Level::Avx512 { better.unwrap_or(self) } else { self }
+        let better = |level: &Level| self == Level::Avx512 && level.available();
+        [Level::Amx, Level::Avx512Bf16].into_iter().find(better).unwrap_or(self)
     }
 
     /// This level for products of such a precision.

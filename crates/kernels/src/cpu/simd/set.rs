@@ -59,7 +59,6 @@ pub enum Starts<'a> {
 }
 
 impl Starts<'_> {
-    /// The number of groups.
     pub(super) fn depth(&self) -> usize {
         match self {
             Starts::Table(offsets) => offsets.depth(),
@@ -346,10 +345,8 @@ pub trait Vectors: Copy + Send + Sync + 'static {
     /// most `LANES` slices. Unlike [`Vectors::transpose`] it writes nothing beside: for results that belong to different slices.
     #[inline(always)]
     fn transpose_rows(self, src: &[f32], src_stride: usize, rows: usize, dst: &mut [&mut [f32]], at: usize) {
-        let mut square = [0.0; MAX_LANES * MAX_LANES];
-        self.transpose(src, src_stride, rows, Self::LANES, &mut square, Self::LANES);
-        for (dst, column) in dst.iter_mut().zip(square.chunks_exact(Self::LANES)) {
-            dst[at..at + rows].copy_from_slice(&column[..rows]);
+        for (c, dst) in dst.iter_mut().enumerate() {
+            dst[at..at + rows].iter_mut().enumerate().for_each(|(r, value)| *value = src[r * src_stride + c]);
         }
     }
 

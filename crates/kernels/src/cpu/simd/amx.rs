@@ -101,6 +101,17 @@ macro_rules! at {
     };
 }
 
+/// The same of all registers of sums, `N` in each of `M` rows.
+macro_rules! each {
+    ($m:ident, $n:ident, |$i:ident, $j:ident| $unit:ident.$method:ident $arguments:tt) => {
+        for $i in 0..$m {
+            for $j in 0..$n {
+                at!($i, $j, $unit.$method $arguments);
+            }
+        }
+    };
+}
+
 /// [`Simd::tile`] of `M` panels and `N` vectors of columns to `c`, with rows `ldc` apart, which is added to if `accumulate`.
 ///
 /// # Safety
@@ -111,14 +122,10 @@ unsafe fn tile<U: Unit, const M: usize, const N: usize>(unit: &mut U, t: &Tile<'
     let (Group { size, apart }, mut a) = (t.group, t.a.as_ptr());
     // SAFETY: the bounds were checked.
     unsafe {
-        for i in 0..M {
-            for j in 0..N {
-                if accumulate {
-                    at!(i, j, unit.load(c.add(i * SIDE * ldc + j * SIDE), 4 * ldc));
-                } else {
-                    at!(i, j, unit.zero());
-                }
-            }
+        if accumulate {
+            each!(M, N, |i, j| unit.load(c.add(i * SIDE * ldc + j * SIDE), 4 * ldc));
+        } else {
+            each!(M, N, |i, j| unit.zero());
         }
         for g in 0..t.starts.depth() {
             let b = t.b.as_ptr().add(t.starts.at(g, size * N * SIDE));
@@ -132,15 +139,11 @@ unsafe fn tile<U: Unit, const M: usize, const N: usize>(unit: &mut U, t: &Tile<'
             }
             a = a.add(SIDE * size);
         }
-        for i in 0..M {
-            for j in 0..N {
-                at!(i, j, unit.store(c.add(i * SIDE * ldc + j * SIDE), 4 * ldc));
-            }
-        }
+        each!(M, N, |i, j| unit.store(c.add(i * SIDE * ldc + j * SIDE), 4 * ldc));
     }
 }
 
-/// [`tile`] of as many panels and vectors as the tile has, as safe otherwise.
+/// [`tile`] of as many panels and vectors as the tile has; all else that it asks for is the caller's.
 #[inline(always)]
 unsafe fn any_tile<U: Unit>(unit: &mut U, t: &Tile<'_, '_>, c: *mut f32, ldc: usize, accumulate: bool) {
     // SAFETY: the caller's.
@@ -165,11 +168,7 @@ unsafe fn reduce<U: Unit, const M: usize, const N: usize>(unit: &mut U, t: &Redu
     let Group { size, apart } = t.group;
     // SAFETY: the bounds were checked; of the sums M groups of at most 16 rows are written.
     unsafe {
-        for i in 0..M {
-            for j in 0..N {
-                at!(i, j, unit.zero());
-            }
-        }
+        each!(M, N, |i, j| unit.zero());
         for p in (0..t.length).step_by(SIDE) {
             for (i, &row) in t.rows.iter().enumerate().take(M) {
                 unit.load::<6>(t.a.as_ptr().add(row as usize + p), 4 * apart);
@@ -179,11 +178,7 @@ unsafe fn reduce<U: Unit, const M: usize, const N: usize>(unit: &mut U, t: &Redu
                 }
             }
         }
-        for i in 0..M {
-            for j in 0..N {
-                at!(i, j, unit.store(sums.as_mut_ptr().add(i * size * WIDTH + j * SIDE), 4 * WIDTH));
-            }
-        }
+        each!(M, N, |i, j| unit.store(sums.as_mut_ptr().add(i * size * WIDTH + j * SIDE), 4 * WIDTH));
     }
 }
 

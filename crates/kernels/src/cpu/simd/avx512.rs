@@ -19,7 +19,7 @@ use super::portable::Single;
 use super::set::{ReduceTile, Simd, Starts, Task, Tile, Vectors, end, with_sizes};
 use super::text::{FIRST, SECOND, WRITE, entrance, micro_kernels, prefetch, prefetch_lines, proved, transposes, vectors};
 
-/// Proof that the processor has the features, and what multiplies the cells that are named: pairs, or those of a unit for matrices.
+/// Proof that the processor has the features, and what multiplies cells of `C`: single values, pairs, or those of a unit for matrices.
 #[derive(Clone, Copy)]
 pub struct Avx512<C = Single>(PhantomData<C>);
 

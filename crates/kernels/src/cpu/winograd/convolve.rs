@@ -18,7 +18,7 @@ use super::super::scratch;
 use super::super::shape::Epilogue;
 use super::super::simd::{self, Level, Simd, Task};
 use super::input::{self, Transform};
-use super::output::{self, Output, output_row};
+use super::output::{Output, output_row};
 use super::product::{Product, over_channels};
 use super::tiling::{Layout, POINTS, Tiling, pairs, split};
 
@@ -29,7 +29,7 @@ pub fn convolve(level: Level, tiling: &Tiling, filters: &[f32], x: &[f32], epilo
     let blocks = tiling.shape.in_channels.div_ceil(lanes);
     let vectors = tiling.shape.out_channels.div_ceil(lanes);
 
-    let Division { shared, groups, parts } = Division::new(tiling, lanes, threads, machine().group_bytes());
+    let (shared, groups, parts) = divide(tiling, lanes, threads, machine().group_bytes());
     let groups: Vec<Range<usize>> = split(0..tiling.rows(), groups).collect();
     let parts: Vec<Range<usize>> = split(0..vectors, parts).collect();
 
@@ -56,32 +56,20 @@ pub fn convolve(level: Level, tiling: &Tiling, filters: &[f32], x: &[f32], epilo
     });
 }
 
-/// How the work is cut up.
-#[derive(Clone, Copy, Debug)]
-struct Division {
-    /// Whether all tasks share the transformed input of a group.
-    shared: bool,
-    /// Groups of tile rows.
-    groups: usize,
-    /// Parts of the output channels.
-    parts: usize,
-}
-
-impl Division {
-    fn new(tiling: &Tiling, lanes: usize, threads: usize, group_bytes: usize) -> Self {
-        let (blocks, vectors) = (tiling.shape.in_channels.div_ceil(lanes), tiling.shape.out_channels.div_ceil(lanes));
-        let rows = tiling.rows();
-        let shared = rows * tiling.across < FEW_TILES * threads;
-        let tile_bytes = blocks * lanes * POINTS * size_of::<f32>();
-        let fitting = (group_bytes / (tile_bytes * tiling.across)).max(1);
-        if !shared {
-            return Self { shared, groups: rows.div_ceil(fitting).next_multiple_of(threads).min(rows), parts: 1 };
-        }
-        // Two tasks per thread, if dividing the output channels does not give as many.
-        let groups = (2 * threads).div_ceil(vectors.div_ceil(2)).max(rows.div_ceil(4 * fitting)).min(rows);
-        // With few tiles enough parts for every thread.
-        Self { shared, groups, parts: threads.div_ceil(groups).max(vectors.div_ceil(2)).min(vectors) }
+/// Whether all tasks share the transformed input of a group; the groups of tile rows, and the parts of the output channels.
+fn divide(tiling: &Tiling, lanes: usize, threads: usize, group_bytes: usize) -> (bool, usize, usize) {
+    let (blocks, vectors) = (tiling.shape.in_channels.div_ceil(lanes), tiling.shape.out_channels.div_ceil(lanes));
+    let rows = tiling.rows();
+    let shared = rows * tiling.across < FEW_TILES * threads;
+    let tile_bytes = blocks * lanes * POINTS * size_of::<f32>();
+    let fitting = (group_bytes / (tile_bytes * tiling.across)).max(1);
+    if !shared {
+        return (shared, rows.div_ceil(fitting).next_multiple_of(threads).min(rows), 1);
     }
+    // Two tasks per thread, if dividing the output channels does not give as many.
+    let groups = (2 * threads).div_ceil(vectors.div_ceil(2)).max(rows.div_ceil(4 * fitting)).min(rows);
+    // With few tiles enough parts for every thread.
+    (shared, groups, threads.div_ceil(groups).max(vectors.div_ceil(2)).min(vectors))
 }
 
 /// (group, part) and the pieces of the output that belong to it.
@@ -138,7 +126,7 @@ impl Multiply<'_> {
         let (tiles, blocks) = (self.rows.len() * t.across, t.shape.in_channels.div_ceil(l));
         let filter_layout = Layout::new(blocks * l, l);
         let mut m = scratch::take(2.min(self.vectors.len()) * layout.block());
-        let mut pixels = scratch::take(output::scratch_len(t.out_width, l));
+        let mut pixels = scratch::take(4 * t.out_width * l);
         for (vector, vectors) in pairs(self.vectors.clone()) {
             let filters = &self.filters[vector * filter_layout.block()..];
             for point in 0..POINTS {
@@ -221,7 +209,7 @@ mod tests {
             };
             let (tiling, lanes) = (Tiling::new(&shape), 16);
             for threads in [1, 2, 16, 64] {
-                let Division { groups, parts, .. } = Division::new(&tiling, lanes, threads, 450 << 10);
+                let (_, groups, parts) = divide(&tiling, lanes, threads, 450 << 10);
                 // The smallest layer has 100 tiles.
                 let wanted = threads.min(tiling.rows() * tiling.across / 3);
                 assert!(groups * parts >= wanted, "{groups} by {parts} tasks for {threads} threads, {shape:?}");

@@ -91,10 +91,8 @@ impl Task for Forward<'_> {
                 transform_one(s, &taps[k * 9 * l..][..9 * l], f.transposed, &mut self.points, (block - self.first + k) * l);
             }
             // The products run over whole blocks of channels.
-            for k in channels..l {
-                for point in &mut self.points {
-                    point[(block - self.first + k) * l..][..l].fill(0.0);
-                }
+            for point in &mut self.points {
+                point[(block - self.first) * l..][channels * l..l * l].fill(0.0);
             }
         }
     }

@@ -8,11 +8,6 @@ use super::input::aligned;
 use super::tiling::{Layout, Tiling};
 use super::transform;
 
-/// Floats of pixel scratch for [`output_row`].
-pub fn scratch_len(width: usize, lanes: usize) -> usize {
-    4 * width * lanes
-}
-
 /// The inverse transform of one vector of channels.
 pub struct Output<'a, V> {
     pub tiling: &'a Tiling,
@@ -23,7 +18,8 @@ pub struct Output<'a, V> {
     pub silu: bool,
 }
 
-/// Writes the tile row `row` of an image; `planes` are the channels' pieces, in which the tile row begins at `at`.
+/// Writes the tile row `row` of an image; `planes` are the channels' pieces, in which the tile row begins at `at`, `pixels` room for four image rows
+/// of all lanes.
 #[inline(always)]
 pub fn output_row<S: Simd>(s: S, o: Output<'_, S::V>, row: usize, planes: &mut [&mut [f32]], at: usize, pixels: &mut [f32]) {
     let l = S::LANES;

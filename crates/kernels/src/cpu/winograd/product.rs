@@ -32,21 +32,17 @@ macro_rules! with_sizes {
 
 /// One point of all the products: where its operands start is up to the caller, the strides are the blocks'.
 pub struct Product<'a> {
-    /// `[block][tile][LANES]`.
+    /// `[block][tile][LANES]`, and the stride between the blocks.
     pub a: &'a [f32],
-    /// Stride between the blocks of `a`.
     pub a_block: usize,
-    /// `[vector][k][LANES]`.
+    /// `[vector][k][LANES]`, and the stride between the vectors.
     pub b: &'a [f32],
-    /// Stride between the vectors of `b`.
     pub b_vector: usize,
-    /// `[vector][row][LANES]`, overwritten by [`over_channels`], added to by [`over_tiles`].
+    /// `[vector][row][LANES]`, overwritten by [`over_channels`], added to by [`over_tiles`], and the stride between the vectors.
     pub c: &'a mut [f32],
-    /// Stride between the vectors of `c`.
     pub c_vector: usize,
     /// Vectors of columns: 1 or 2.
     pub vectors: usize,
-    /// Number of tiles.
     pub tiles: usize,
     /// Blocks of `LANES` channels in `a`.
     pub blocks: usize,

@@ -12,7 +12,6 @@ pub fn applies(shape: &ConvShape) -> bool {
     shape.in_channels > 0 && shape.kernel == [3, 3] && shape.stride == [1, 1] && shape.padding.iter().all(|&p| p <= 2)
 }
 
-/// A convolution cut into tiles.
 pub(super) struct Tiling {
     pub(super) shape: ConvShape,
     pub(super) out_height: usize,

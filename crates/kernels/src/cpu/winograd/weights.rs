@@ -30,7 +30,7 @@ pub fn weight_grad(shape: &ConvShape, x: &[f32], dy: &[f32], dw: &mut [f32]) {
     let (tiling, level) = (&Tiling::new(shape), simd::level());
     let lanes = level.form().lanes;
     let threads = rayon::current_num_threads();
-    let Division { block_parts, vector_parts, row_parts } = Division::new(tiling, lanes, threads, machine().sum_bytes());
+    let [block_parts, vector_parts, row_parts] = divide(tiling, lanes, threads, machine().sum_bytes());
     let ranges = |all, parts| split(0..all, parts).collect::<Vec<Range<usize>>>();
     let (blocks, vectors) = (tiling.shape.in_channels.div_ceil(lanes), tiling.shape.out_channels.div_ceil(lanes));
     let pairs = distribute(tiling, &ranges(blocks, block_parts), &ranges(vectors, vector_parts), lanes, dw);
@@ -57,32 +57,22 @@ pub fn weight_grad(shape: &ConvShape, x: &[f32], dy: &[f32], dw: &mut [f32]) {
     tasks.into_par_iter().with_max_len(1).for_each(|task| simd::run(level, task));
 }
 
-/// How the work is cut up: channels in, channels out, rows of tiles.
-#[derive(Clone, Copy, Debug)]
-struct Division {
-    block_parts: usize,
-    vector_parts: usize,
-    row_parts: usize,
-}
-
-impl Division {
-    fn new(tiling: &Tiling, lanes: usize, threads: usize, sum_bytes: usize) -> Self {
-        let (blocks, vectors) = (tiling.shape.in_channels.div_ceil(lanes), tiling.shape.out_channels.div_ceil(lanes));
-        let few = tiling.rows() * tiling.across < FEW_TILES_OF_WEIGHTS * threads;
-        let (mut block_parts, mut vector_parts) = (1, 1);
-        loop {
-            let (b, v) = (blocks.div_ceil(block_parts), vectors.div_ceil(vector_parts));
-            let too_large = b * v * lanes * lanes * POINTS * size_of::<f32>() > sum_bytes;
-            let too_few = few && block_parts * vector_parts < threads;
-            if (b, v) == (1, 1) || !(too_large || too_few) {
-                break;
-            }
-            // The longer side: the other is then transformed twice.
-            if b >= v { block_parts = (2 * block_parts).min(blocks) } else { vector_parts = (2 * vector_parts).min(vectors) }
+/// How the work is cut up: the parts of the channels in, of the channels out, and of the rows of tiles.
+fn divide(tiling: &Tiling, lanes: usize, threads: usize, sum_bytes: usize) -> [usize; 3] {
+    let (blocks, vectors) = (tiling.shape.in_channels.div_ceil(lanes), tiling.shape.out_channels.div_ceil(lanes));
+    let few = tiling.rows() * tiling.across < FEW_TILES_OF_WEIGHTS * threads;
+    let (mut block_parts, mut vector_parts) = (1, 1);
+    loop {
+        let (b, v) = (blocks.div_ceil(block_parts), vectors.div_ceil(vector_parts));
+        let too_large = b * v * lanes * lanes * POINTS * size_of::<f32>() > sum_bytes;
+        let too_few = few && block_parts * vector_parts < threads;
+        if (b, v) == (1, 1) || !(too_large || too_few) {
+            break;
         }
-        let row_parts = threads.div_ceil(block_parts * vector_parts).min(tiling.rows());
-        Self { block_parts, vector_parts, row_parts }
+        // The longer side: the other is then transformed twice.
+        if b >= v { block_parts = (2 * block_parts).min(blocks) } else { vector_parts = (2 * vector_parts).min(vectors) }
     }
+    [block_parts, vector_parts, threads.div_ceil(block_parts * vector_parts).min(tiling.rows())]
 }
 
 /// A range of blocks of input channels with one of vectors of output channels.
@@ -215,8 +205,8 @@ mod tests {
                 padding: [1; 2],
             };
             for threads in [1, 2, 16, 64] {
-                let division = Division::new(&Tiling::new(&shape), 16, threads, 1300 << 10);
-                let tasks = division.block_parts * division.vector_parts * division.row_parts;
+                let division = divide(&Tiling::new(&shape), 16, threads, 1300 << 10);
+                let tasks: usize = division.iter().product();
                 assert!((threads..3 * threads).contains(&tasks), "{tasks} tasks for {threads} threads, {shape:?}: {division:?}");
             }
         }

@@ -178,7 +178,6 @@ pub struct Ahead<'a> {
 }
 
 impl<'a> Ahead<'a> {
-    /// The values `part` of each plane.
     pub fn new(planes: &'a [&'a [f32]], part: Range<usize>) -> Self {
         Self { planes, at: part.start, part, channel: 0 }
     }

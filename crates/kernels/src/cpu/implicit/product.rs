@@ -65,19 +65,6 @@ struct Factor<'a> {
     blocks: Vec<Offsets>,
 }
 
-impl<'a> Factor<'a> {
-    /// Of groups of `size` rows, and blocks of `most`.
-    fn new(table: &[u32], size: usize, most: usize, panels: &'a [f32]) -> Self {
-        let blocks = (table.len() * size).div_ceil(most).max(1);
-        let length = table.len().div_ceil(blocks).max(1);
-        // A phase without taps is a sum of nothing, which must still write zeros.
-        let none = table.is_empty().then_some(table);
-        let blocks = table.chunks(length).chain(none).map(|block| Offsets::new(block.to_vec())).collect();
-        Self { panels, depth: table.len(), blocks }
-    }
-}
-
-/// Everything that the tasks share.
 struct Shared<'a> {
     product: &'a Product<'a>,
     view: &'a View,
@@ -141,12 +128,17 @@ pub(super) fn multiply_as(level: Level, product: &Product<'_>, in_place: bool, p
     let [strip, panels_per_task] = Division { view: &view, images, panels, taps: taps.len(), form }.best(rayon::current_num_threads());
     view.set_strip(strip);
 
-    let block = if form.group > 1 { GROUPED_BLOCK } else { BLOCK };
+    let most = if form.group > 1 { GROUPED_BLOCK } else { BLOCK };
     let mut rest = packed;
     let factor = |taps: &Vec<Tap>| {
         let (panels, behind) = rest.split_at(taps.len() * product.tap_len(level));
         rest = behind;
-        Factor::new(&view.offset_table(taps, size), size, block, panels)
+        let table = view.offset_table(taps, size);
+        let blocks = (table.len() * size).div_ceil(most).max(1);
+        // A phase without taps is a sum of nothing, which must still write zeros.
+        let none = table.is_empty().then_some(&table[..]);
+        let blocks = table.chunks(table.len().div_ceil(blocks).max(1)).chain(none).map(|block| Offsets::new(block.to_vec()));
+        Factor { panels, depth: table.len(), blocks: blocks.collect() }
     };
     let factors: Vec<Factor<'_>> = product.phases.iter().map(factor).collect();
 

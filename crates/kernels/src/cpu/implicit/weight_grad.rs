@@ -19,7 +19,6 @@ use super::weights::share;
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// What every worker needs.
 struct Shared<'a> {
     shape: &'a ConvShape,
     view: &'a View,
@@ -81,8 +80,8 @@ pub fn weight_grad(level: Level, shape: &ConvShape, x: &[&[f32]], dy: &[f32], dw
 
     let depth = shape.in_channels * taps.len();
     let reduce = |(g, dw): (usize, &mut [f32])| {
-        let (stride, first) = (groups * size, g * size);
-        simd::run(level, Reduce { sums: &sums, stride, first, group, depth, taps: taps.len(), channels: channels.size, dw })
+        let (sums, stride) = (&sums[g * size..], groups * size);
+        simd::run(level, Reduce { sums, stride, group, depth, taps: taps.len(), channels: channels.size, dw })
     };
     share(dw.chunks_mut(group * depth).enumerate().collect(), depth * shape.out_channels, reduce);
 }
@@ -233,10 +232,9 @@ fn transpose_gradient<S: Simd>(s: S, shared: &Shared<'_>, cell: usize, row: usiz
 
 /// Adds the parts' sums of one group and transposes them to the order of the weights.
 struct Reduce<'a> {
+    /// From the group's first on, and the distance of the parts.
     sums: &'a [f32],
-    /// Distance of the parts, and where the group is in each.
     stride: usize,
-    first: usize,
     group: usize,
     /// Input channels times taps.
     depth: usize,
@@ -261,7 +259,7 @@ impl Task for Reduce<'_> {
             let rows = S::LANES.min(all - k);
             for lane in (0..outputs).step_by(S::LANES) {
                 for r in 0..rows {
-                    let at = self.first + (k + r) * self.group + lane;
+                    let at = (k + r) * self.group + lane;
                     let mut v = s.load(&self.sums[at..]);
                     for part in self.sums[at..].chunks(self.stride).skip(1) {
                         v = s.add(v, s.load(part));

@@ -70,17 +70,10 @@ struct Shared<'a> {
     view: &'a View,
     factors: &'a [Factor<'a>],
     group: Group,
-    /// Of all images.
-    planes: &'a [&'a [f32]],
+    /// The planes of each.
+    images: &'a [&'a [&'a [f32]]],
     /// The first tensor's: all, if there is no other.
     values: &'a [f32],
-}
-
-impl<'a> Shared<'a> {
-    fn image(&self, image: usize) -> &'a [&'a [f32]] {
-        let channels = self.product.source.channels;
-        &self.planes[image * channels..][..channels]
-    }
 }
 
 /// One image, strip and range of output channels.
@@ -144,32 +137,34 @@ pub(super) fn multiply_as(level: Level, product: &Product<'_>, in_place: bool, p
 
     let group = Group { size, apart: view.channel() };
     let planes = planes(source, images, product.source.height * product.source.width);
-    let shared = Shared { product, view: &view, factors: &factors, group, planes: &planes, values: source[0] };
-    tasks(&shared, images, [panels_per_task, form.mr], out).into_par_iter().with_max_len(1).for_each(|task| simd::run(level, task));
+    let images: Vec<&[&[f32]]> = planes.chunks_exact(product.source.channels).collect();
+    let shared = Shared { product, view: &view, factors: &factors, group, images: &images, values: source[0] };
+    tasks(&shared, [panels_per_task, form.mr], out).into_par_iter().with_max_len(1).for_each(|task| simd::run(level, task));
 }
 
 /// Cuts the output into the parts of tasks of so many panels of so many rows.
-fn tasks<'a, 'b>(shared: &'a Shared<'a>, images: usize, [panels, mr]: [usize; 2], out: &'b mut [&mut [f32]]) -> Vec<Strip<'a, 'b>> {
-    let (product, view, channels) = (shared.product, shared.view, panels * mr);
+fn tasks<'a, 'b>(shared: &'a Shared<'a>, [panels, mr]: [usize; 2], out: &'b mut [&mut [f32]]) -> Vec<Strip<'a, 'b>> {
+    let Shared { product, view, images, .. } = *shared;
+    let channels = panels * mr;
     let (strips, parts) = (view.strips(), product.outputs.div_ceil(channels));
     // A pointwise view counts pixels as rows.
     let row_len = if view.pointwise { 1 } else { product.spread[0] * product.width };
     let task = |index| {
         let (strip, part) = (index / parts, index % parts);
         let (image, row, rows) = view.strip_at(strip);
-        let ahead = if part + 1 == parts && strip + 1 < images * strips && !view.direct {
+        let ahead = if part + 1 == parts && strip + 1 < images.len() * strips && !view.direct {
             let (image, row, rows) = view.strip_at(strip + 1);
-            Ahead::new(shared.image(image), view.source_part(row, rows))
+            Ahead::new(images[image], view.source_part(row, rows))
         } else {
             Ahead::default()
         };
         Strip { shared, image, row, rows, panel: part * panels, ahead, out: Vec::with_capacity(channels) }
     };
-    let mut tasks: Vec<Strip<'a, 'b>> = (0..images * strips * parts).map(task).collect();
+    let mut tasks: Vec<Strip<'a, 'b>> = (0..images.len() * strips * parts).map(task).collect();
     let (plane, mut first) = (product.height * product.width, 0);
     for out in out {
         // Channels of this tensor.
-        let own = out.len() / (images * plane);
+        let own = out.len() / (images.len() * plane);
         for (index, plane) in out.chunks_exact_mut(plane).enumerate() {
             let (image, channel) = (index / own, first + index % own);
             for (s, strip) in plane.chunks_mut(view.strip * row_len).enumerate() {
@@ -237,7 +232,7 @@ impl Task for Strip<'_, '_> {
 
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
-        let Shared { product, view, factors, group, values, .. } = *self.shared;
+        let Shared { product, view, factors, group, images, values } = *self.shared;
         // A unit reads whole registers: the last of a run reaches behind it.
         let reach = if S::GROUP > 1 { S::LANES } else { 0 };
         let mut buffer = scratch::take(if view.direct { 0 } else { view.strip_len(view.strip) + reach });
@@ -245,14 +240,17 @@ impl Task for Strip<'_, '_> {
             let len = view.source.channels * view.source.height;
             &values[self.image * len..][self.row..len]
         } else {
-            pack_strip(s, view, Planes::neighbours(s, self.shared.image(self.image)), self.row, self.rows, &mut buffer);
+            pack_strip(s, view, Planes::neighbours(s, images[self.image]), self.row, self.rows, &mut buffer);
             &buffer[..]
         };
         let run = view.run(self.rows);
         let panels = self.out.len().div_ceil(S::MR);
         // For each phase and panel a tile.
         let tile_len = S::MR * S::NR;
-        let straight = straight(product, view, factors);
+        // A tile that is finished when it is multiplied, and whose columns are neighbours in the output, is stored there.
+        let Epilogue { bias, silu } = product.epilogue;
+        let plain = bias.is_none() && !silu && product.spread == [1, 1] && view.pitch == view.cols;
+        let straight = plain && factors.iter().all(|factor| factor.blocks.len() == 1);
         let mut results = scratch::take(if straight { 0 } else { product.spread[1] * panels * tile_len });
         let first = self.panel;
         let mut unit = s.unit(S::GROUP, group.size);
@@ -267,15 +265,15 @@ impl Task for Strip<'_, '_> {
                 let place = Place { product, view, from, cols, residue };
                 let target = place.extent(self.out[0].len());
                 for (phase, factor) in factors.iter().enumerate() {
-                    let mut start = 0;
+                    // Cells of a panel for one group, and the panels' distance.
+                    let step = S::MR * group.size;
+                    let (apart, mut start) = (factor.depth * step, 0);
                     for offsets in &factor.blocks {
                         let last = phase + 1 == factors.len() && start + offsets.depth() == factor.depth;
                         for panel in (0..panels).step_by(S::TOGETHER) {
-                            // Cells of a panel for one group, and the panels' distance.
-                            let (step, count) = (S::MR * group.size, S::TOGETHER.min(panels - panel));
-                            let apart = factor.depth * step;
-                            let a =
-                                &factor.panels[(first + panel) * apart + start * step..][..(count - 1) * apart + offsets.depth() * step];
+                            let count = S::TOGETHER.min(panels - panel);
+                            let a = &factor.panels[(first + panel) * apart + start * step..];
+                            let a = &a[..(count - 1) * apart + offsets.depth() * step];
                             let out = &mut self.out[panel * S::MR..];
                             let rows = (count * S::MR).min(out.len());
                             if last {
@@ -295,7 +293,7 @@ impl Task for Strip<'_, '_> {
                             if last && !straight {
                                 for (row, out) in out[..rows].iter_mut().enumerate() {
                                     let channel = panel * S::MR + row;
-                                    let bias = product.epilogue.bias.map_or(0.0, |b| b[first * S::MR + channel]);
+                                    let bias = bias.map_or(0.0, |b| b[first * S::MR + channel]);
                                     place.finish(s, &mut results[channel * S::NR..], panels * tile_len, bias, out);
                                 }
                             }
@@ -306,13 +304,6 @@ impl Task for Strip<'_, '_> {
             }
         }
     }
-}
-
-/// Whether a tile is finished when it is multiplied, and its columns are neighbours in the output: then it is stored there.
-fn straight(product: &Product<'_>, view: &View, factors: &[Factor<'_>]) -> bool {
-    let Epilogue { bias, silu } = product.epilogue;
-    let plain = bias.is_none() && !silu && product.spread == [1, 1] && view.pitch == view.cols;
-    plain && factors.iter().all(|factor| factor.blocks.len() == 1)
 }
 
 /// Where the columns of a tile belong.

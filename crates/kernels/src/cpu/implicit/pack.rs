@@ -81,41 +81,20 @@ pub fn planes<'a>(tensors: &[&'a [f32]], images: usize, plane: usize) -> Vec<&'a
     (0..images).flat_map(channels).collect()
 }
 
-/// What the cells of a packed source are made of: the planes of `low` and, where a cell has two terms, those of `high`, both `stride` apart;
-/// terms of planes that `high` lacks are zero.
-#[derive(Clone, Copy)]
-pub struct Planes<'a> {
-    low: &'a [&'a [f32]],
-    high: &'a [&'a [f32]],
-    stride: usize,
-}
-
-impl<'a> Planes<'a> {
-    /// Cells of neighbouring planes of one image.
-    pub fn neighbours<S: Simd>(_: S, image: &'a [&'a [f32]]) -> Self {
-        Self { low: image, high: if S::TERMS == 2 { &image[1..] } else { &[] }, stride: S::TERMS }
-    }
-
-    /// Cells of the same plane of one or two images of so many channels.
-    pub fn images(images: &'a [&'a [f32]], channels: usize) -> Self {
-        let (low, high) = images.split_at(channels);
-        Self { low, high, stride: 1 }
-    }
-
-    /// The planes of channel `c`, empty where there is none.
-    #[inline(always)]
-    fn channel(&self, c: usize) -> [&'a [f32]; 2] {
-        [self.low, self.high].map(|image| image.get(c * self.stride).copied().unwrap_or(&[]))
-    }
-}
-
-/// Packs the strip of `rows` output rows that begins at `row` into `dst` (see [`View`]).
+/// A plane of an image, empty where there is none.
 #[inline(always)]
-pub fn pack_strip<S: Simd>(s: S, view: &View, image: Planes<'_>, row: usize, rows: usize, dst: &mut [f32]) {
+pub fn plane<'a>(image: &[&'a [f32]], c: usize) -> &'a [f32] {
+    image.get(c).copied().unwrap_or(&[])
+}
+
+/// Packs the strip of `rows` output rows that begins at `row` into `dst` (see [`View`]). The cells of a channel are made of two planes; of an
+/// empty second one, as where cells have one term, the terms are zero.
+#[inline(always)]
+pub fn pack_strip<'a, S: Simd>(s: S, view: &View, channel: impl Fn(usize) -> [&'a [f32]; 2], row: usize, rows: usize, dst: &mut [f32]) {
     let source = view.source;
     let mut planes = dst[..source.channels * view.channel()].chunks_exact_mut(view.plane);
     for c in 0..source.channels {
-        let ([low, high], next) = (image.channel(c), image.channel(c + 1));
+        let ([low, high], next) = (channel(c), channel(c + 1));
         if low.is_empty() {
             // What fills up a group.
             return planes.for_each(|plane| plane.fill(0.0));

@@ -5,7 +5,7 @@ use super::super::machine::{BLOCK, GROUPED_BLOCK, Machine, PACKING_COST, TASK_CO
 use super::super::scratch;
 use super::super::shape::Epilogue;
 use super::super::simd::{self, Form, Group, Level, Offsets, Simd, Starts, Task, Tile, To};
-use super::pack::{Ahead, Planes, copy, pack_strip, planes};
+use super::pack::{Ahead, copy, pack_strip, plane, planes};
 use super::view::{Source, Tap, View, largest};
 use rayon::prelude::*;
 
@@ -240,7 +240,9 @@ impl Task for Strip<'_, '_> {
             let len = view.source.channels * view.source.height;
             &values[self.image * len..][self.row..len]
         } else {
-            pack_strip(s, view, Planes::neighbours(s, images[self.image]), self.row, self.rows, &mut buffer);
+            // Cells of neighbouring planes.
+            let channel = |c| [0, 1].map(|term| if term < S::TERMS { plane(images[self.image], c * S::TERMS + term) } else { &[] });
+            pack_strip(s, view, channel, self.row, self.rows, &mut buffer);
             &buffer[..]
         };
         let run = view.run(self.rows);

@@ -13,7 +13,7 @@ use super::super::machine::{PIXEL_BLOCK, machine};
 use super::super::scratch;
 use super::super::shape::ConvShape;
 use super::super::simd::{self, Form, Group, Level, MAX_LANES, ReduceTile, Simd, Task};
-use super::pack::{Ahead, Planes, pack_strip, planes};
+use super::pack::{Ahead, pack_strip, plane, planes};
 use super::view::{Source, View, forward_taps, largest};
 use super::weights::share;
 use rayon::prelude::*;
@@ -132,8 +132,8 @@ impl<'a> Task for Part<'a, '_> {
                 };
                 x.iter().map(image).collect()
             } else {
-                let x = Planes::images(planes_of(images(s, shape, cell)), shape.in_channels);
-                pack_strip(s, view, x, row, count, &mut buffer);
+                let (low, high) = planes_of(images(s, shape, cell)).split_at(shape.in_channels);
+                pack_strip(s, view, |c| [plane(low, c), plane(high, c)], row, count, &mut buffer);
                 vec![(&buffer[..], rows.len())]
             };
             let run = view.run(count);

@@ -20,6 +20,7 @@ mod pooled;
 
 use std::sync::Arc;
 
+use burn::backend::TensorMetadata;
 use burn::tensor::{Bytes, DType, Shape};
 use burn_flex::{FlexTensor, Layout};
 use rayon::prelude::*;
@@ -90,6 +91,22 @@ pub(crate) fn tensor(values: Vec<f32>, shape: impl Into<Shape>) -> FlexTensor {
     FlexTensor::new(bytes, Layout::contiguous(shape), DType::F32)
 }
 
+/// A tensor of this shape, all of whose values `write` writes.
+pub(crate) fn written(shape: impl Into<Shape>, write: impl FnOnce(&mut [f32])) -> FlexTensor {
+    let shape = shape.into();
+    let mut values = take(shape.num_elements());
+    write(&mut values);
+    tensor(values, shape)
+}
+
+/// A tensor with its values changed, in its own memory if nobody else holds it.
+pub(crate) fn changed(x: FlexTensor, change: impl FnOnce(&mut [f32])) -> FlexTensor {
+    let shape = x.shape();
+    let mut values = owned(contiguous(x));
+    change(&mut values);
+    tensor(values, shape)
+}
+
 /// The values of a tensor that [`contiguous`] returned.
 pub(crate) fn values(tensor: &FlexTensor) -> &[f32] {
     // `contiguous` made it so; an empty slice fails the kernels' length checks rather than computing nonsense.
@@ -103,10 +120,11 @@ pub(crate) fn contiguous(x: FlexTensor) -> FlexTensor {
         return if x.is_contiguous() { x } else { x.to_contiguous() };
     }
     let starts: Vec<usize> = x.layout().strided_blocks().block_starts().collect();
-    let (from, mut out) = (x.storage::<f32>(), take(starts.len() * run));
-    let moves = out.par_chunks_exact_mut(run).zip(starts).with_min_len(worth_a_task(run));
-    moves.for_each(|(to, start)| to.copy_from_slice(&from[start..start + run]));
-    tensor(out, x.layout().shape().clone())
+    let from = x.storage::<f32>();
+    written(x.layout().shape().clone(), |out| {
+        let moves = out.par_chunks_exact_mut(run).zip(starts).with_min_len(worth_a_task(run));
+        moves.for_each(|(to, start)| to.copy_from_slice(&from[start..start + run]));
+    })
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use burn::backend::ops::ModuleOps;
 use burn::backend::{Flex, TensorMetadata};
 use burn_flex::FlexTensor;
 
-use crate::buffers::{all_f32, contiguous, owned, take, tensor, values};
+use crate::buffers::{all_f32, contiguous, owned, take, tensor, values, written};
 use crate::cpu::{self, ConvShape, Epilogue, Precision};
 use crate::cpu_norm::{self, Extent};
 use crate::operands::{ConvConfig, Convolved, Maybe, NormChannels, NormGrads, NormOutput, NormStep};
@@ -58,10 +58,8 @@ fn forward(x: Vec<FlexTensor>, weight: FlexTensor, bias: Maybe<Flex>, config: Co
     let x = readable(x, cpu::takes_parts(config.lowering, precision, &shape));
     let (weight, bias) = (contiguous(weight), bias.map(contiguous));
     let dims = [shape.batch, shape.out_channels, shape.out_height(), shape.out_width()];
-    let mut out = take(dims.iter().product());
     let (x, epilogue) = (x.iter().map(values).collect::<Vec<_>>(), Epilogue { bias: bias.as_ref().map(values), silu });
-    cpu::forward(&shape, config.lowering, precision, &x, values(&weight), epilogue, &mut out);
-    tensor(out, dims)
+    written(dims, |out| cpu::forward(&shape, config.lowering, precision, &x, values(&weight), epilogue, out))
 }
 
 /// Gradients of parts of so many channels.
@@ -90,9 +88,8 @@ fn weight_grad(x: Vec<FlexTensor>, dy: FlexTensor, kernel @ [kh, kw]: [usize; 2]
     };
     let apart = cpu::takes_parts(config.lowering, cpu::weight_grad_precision(&shape, precision), &shape);
     let (x, dy) = (readable(x, apart), contiguous(dy));
-    let mut dw = take(weight.iter().product());
-    cpu::weight_grad(&shape, config.lowering, precision, &x.iter().map(values).collect::<Vec<_>>(), values(&dy), &mut dw);
-    tensor(dw, weight)
+    let x: Vec<_> = x.iter().map(values).collect();
+    written(weight, |dw| cpu::weight_grad(&shape, config.lowering, precision, &x, values(&dy), dw))
 }
 
 impl KernelOps for Flex {
@@ -147,9 +144,7 @@ impl KernelOps for Flex {
     fn norm_act_again(x: FlexTensor, channels: NormChannels<Self>, step: NormStep) -> FlexTensor {
         let true = all_f32([&x].into_iter().chain(channels.all())) else { return portable::norm_act_again::<Self>(x, channels, step) };
         let (x, channels) = (contiguous(x), constants(channels, step));
-        let mut out = take(values(&x).len());
-        cpu_norm::forward_again(extent(&x), values(&x), &channels, step.silu, &mut out);
-        tensor(out, x.shape())
+        written(x.shape(), |out| cpu_norm::forward_again(extent(&x), values(&x), &channels, step.silu, out))
     }
 
     fn norm_act_backward(x: FlexTensor, channels: NormChannels<Self>, dy: FlexTensor, step: NormStep) -> NormGrads<Self> {

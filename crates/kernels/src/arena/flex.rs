@@ -6,7 +6,7 @@ use burn::backend::Flex;
 use burn_flex::FlexTensor;
 
 use super::{ArenaOps, Places, portable};
-use crate::buffers::{all_f32, contiguous, take, tensor, values};
+use crate::buffers::{all_f32, contiguous, values, written};
 use crate::planes::Parts;
 use crate::planes::kernels::carry_out;
 
@@ -29,16 +29,16 @@ impl ArenaOps for Flex {
             return whole;
         }
         let parts: Vec<FlexTensor> = parts.0.into_iter().map(contiguous).collect();
-        let mut out = take(places.len());
-        let (mut rest, mut end, mut moves) = (out.as_mut_slice(), 0, Vec::new());
-        for (part, &(start, len)) in parts.iter().zip(&places.all) {
-            let (between, behind) = rest.split_at_mut(start - end);
-            let (to, behind) = behind.split_at_mut(len);
-            moves.extend([(between, None), (to, Some(values(part)))]);
-            (rest, end) = (behind, start + len);
-        }
-        carry_out(moves);
-        tensor(out, [places.len()])
+        written([places.len()], |mut rest| {
+            let (mut end, mut moves) = (0, Vec::new());
+            for (part, &(start, len)) in parts.iter().zip(&places.all) {
+                let (between, behind) = rest.split_at_mut(start - end);
+                let (to, behind) = behind.split_at_mut(len);
+                moves.extend([(between, None), (to, Some(values(part)))]);
+                (rest, end) = (behind, start + len);
+            }
+            carry_out(moves);
+        })
     }
 
     fn arena_parts(arena: FlexTensor, places: Places) -> Parts<Self> {

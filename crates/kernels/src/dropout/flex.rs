@@ -6,7 +6,7 @@ use rayon::prelude::*;
 
 use super::mask::Mask;
 use super::{DropoutOps, portable};
-use crate::buffers::{all_f32, contiguous, take, tensor, values};
+use crate::buffers::{all_f32, contiguous, values, written};
 use crate::cpu::machine::TASK;
 
 impl DropoutOps for Flex {
@@ -14,13 +14,9 @@ impl DropoutOps for Flex {
         let mask = Mask::new(key, p);
         let true = all_f32([&x]) else { return portable::dropout::<Self>(x, mask) };
         let x = contiguous(x);
-        let (shape, values) = (x.shape(), values(&x));
-        let mut y = take(values.len());
-        y.par_chunks_mut(TASK).zip(values.par_chunks(TASK)).enumerate().for_each(|(task, (y, x))| {
-            for (i, (y, x)) in y.iter_mut().zip(x).enumerate() {
-                *y = x * mask.at(task * TASK + i);
-            }
-        });
-        tensor(y, shape)
+        let task = |(task, (y, x)): (usize, (&mut [f32], &[f32]))| {
+            y.iter_mut().zip(x).enumerate().for_each(|(i, (y, x))| *y = x * mask.at(task * TASK + i));
+        };
+        written(x.shape(), |y| y.par_chunks_mut(TASK).zip(values(&x).par_chunks(TASK)).enumerate().for_each(task))
     }
 }

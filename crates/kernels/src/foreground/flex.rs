@@ -6,7 +6,7 @@ use rayon::prelude::*;
 
 use super::formula::{BINS, Corners, ciou, lower_bin, upper_share};
 use super::{Foreground, ForegroundOps, Positive, SIDES};
-use crate::buffers::{contiguous, owned, tensor, values};
+use crate::buffers::{changed, contiguous, tensor, values};
 use crate::cpu::machine::POSITIVES;
 
 /// Where a positive's logits are: those of its first bin, and from one channel to the next.
@@ -72,14 +72,14 @@ impl ForegroundOps for Flex {
         let (slopes, dy) = (contiguous(slopes), contiguous(dy));
         let (of_box, of_sides) = values(&slopes).split_at(foreground.positives.len() * SIDES);
         let [on_box, on_class, on_sides] = [0, 1, 2].map(|i| values(&dy)[i]);
-        let mut grad = owned(contiguous(grad));
-        for (i, l) in foreground.positives.iter().enumerate() {
-            let (first, step) = places(l, shape);
-            for c in 0..SIDES {
-                grad[first + c * step] += on_box * of_box[i * SIDES + c] + on_sides * of_sides[i * SIDES + c];
+        changed(grad, |grad| {
+            for (i, l) in foreground.positives.iter().enumerate() {
+                let (first, step) = places(l, shape);
+                for c in 0..SIDES {
+                    grad[first + c * step] += on_box * of_box[i * SIDES + c] + on_sides * of_sides[i * SIDES + c];
+                }
+                grad[first + (SIDES + l.class as usize) * step] -= on_class * foreground.gains[1] * l.weight;
             }
-            grad[first + (SIDES + l.class as usize) * step] -= on_class * foreground.gains[1] * l.weight;
-        }
-        tensor(grad, shape)
+        })
     }
 }

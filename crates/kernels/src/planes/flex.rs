@@ -7,7 +7,7 @@ use burn_flex::FlexTensor;
 use rayon::prelude::*;
 
 use super::{Parts, PlaneOps, kernels, portable, source};
-use crate::buffers::{all_f32, contiguous, owned, take, tensor, values};
+use crate::buffers::{all_f32, changed, contiguous, values, written};
 
 /// `[N, C, H, W]` of a tensor that is one of ours: f32 and not empty.
 fn ours(x: &FlexTensor) -> Option<[usize; 4]> {
@@ -17,20 +17,17 @@ fn ours(x: &FlexTensor) -> Option<[usize; 4]> {
 /// A tensor of `dims` that `write` makes from the values of `x`, whose memory is recycled.
 fn map(x: FlexTensor, dims: [usize; 4], write: impl FnOnce(&[f32], &mut [f32])) -> FlexTensor {
     let x = contiguous(x);
-    let mut out = take(dims.iter().product());
-    write(values(&x), &mut out);
-    tensor(out, dims)
+    written(dims, |out| write(values(&x), out))
 }
 
 impl PlaneOps for Flex {
     fn of_bytes(words: FlexTensor, [n, own, h, w]: [usize; 4], channels: usize) -> FlexTensor {
         let (plane, bytes) = (h * w, words.bytes());
-        let mut out = take(n * channels * plane);
-        out.par_chunks_mut(plane.max(1)).enumerate().for_each(|(i, out)| {
+        let fill = |(i, out): (usize, &mut [f32])| {
             let bytes = &bytes[source(i, own, channels) * plane..][..plane];
             out.iter_mut().zip(bytes).for_each(|(v, &byte)| *v = f32::from(byte) / 255.0);
-        });
-        tensor(out, [n, channels, h, w])
+        };
+        written([n, channels, h, w], |out| out.par_chunks_mut(plane.max(1)).enumerate().for_each(fill))
     }
 
     fn concat_channels(parts: Parts<Self>) -> FlexTensor {
@@ -38,20 +35,16 @@ impl PlaneOps for Flex {
         let parts: Vec<FlexTensor> = parts.0.into_iter().map(contiguous).collect();
         let [n, _, h, w] = dims[0];
         let total = dims.iter().map(|d| d[1]).sum();
-        let mut out = take(n * total * h * w);
         let slices: Vec<_> = parts.iter().zip(&dims).map(|(part, d)| (values(part), d[1] * h * w)).collect();
-        kernels::concat(&slices, &mut out);
-        tensor(out, [n, total, h, w])
+        written([n, total, h, w], |out| kernels::concat(&slices, out))
     }
 
     fn add(a: FlexTensor, b: FlexTensor) -> FlexTensor {
-        let shape = a.shape();
-        let true = (all_f32([&a, &b]) && shape == b.shape() && shape.num_elements() != 0) else { return Self::float_add(a, b) };
+        let true = (all_f32([&a, &b]) && a.shape() == b.shape() && a.shape().num_elements() != 0) else { return Self::float_add(a, b) };
         // In the memory of the one that nobody else holds, if there is one.
         let (a, b) = if a.is_unique() { (a, b) } else { (b, a) };
-        let (mut sum, b) = (owned(contiguous(a)), contiguous(b));
-        kernels::add(&mut sum, values(&b));
-        tensor(sum, shape)
+        let b = contiguous(b);
+        changed(a, |sum| kernels::add(sum, values(&b)))
     }
 
     fn slice_channels(x: FlexTensor, start: usize, len: usize) -> FlexTensor {
@@ -65,12 +58,11 @@ impl PlaneOps for Flex {
     }
 
     fn add_to_channels(whole: FlexTensor, x: FlexTensor, before: usize) -> FlexTensor {
-        let (Some([n, total, h, w]), Some(_)) = (ours(&whole), ours(&x)) else {
+        let (Some([n, _, h, w]), Some(_)) = (ours(&whole), ours(&x)) else {
             return portable::add_to_channels::<Self>(whole, x, before);
         };
-        let (mut sum, x) = (owned(contiguous(whole)), contiguous(x));
-        kernels::add_to(values(&x), n, before * h * w, &mut sum);
-        tensor(sum, [n, total, h, w])
+        let x = contiguous(x);
+        changed(whole, |sum| kernels::add_to(values(&x), n, before * h * w, sum))
     }
 
     fn max_pool_same(x: FlexTensor, kernel: usize) -> FlexTensor {

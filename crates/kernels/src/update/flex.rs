@@ -8,7 +8,7 @@ use burn_flex::FlexTensor;
 use rayon::prelude::*;
 
 use super::{Adam, Segments, Sgd, UpdateOps, portable};
-use crate::buffers::{all_f32, contiguous, owned, tensor, values};
+use crate::buffers::{all_f32, changed, contiguous, owned, tensor, values};
 use crate::cpu::machine::TASK;
 use crate::planes::Parts;
 
@@ -63,15 +63,9 @@ impl UpdateOps for Flex {
 
     fn blend(old: FlexTensor, new: FlexTensor, a: f64, b: f64) -> FlexTensor {
         let true = all_f32([&old, &new]) else { return portable::blend::<Self>(old, new, a, b) };
-        let (mut old, new) = (owned(contiguous(old)), contiguous(new));
-        let (a, b) = (a as f32, b as f32);
-        old.par_chunks_mut(TASK).zip(values(&new).par_chunks(TASK)).for_each(|(old, new)| {
-            for (o, &n) in old.iter_mut().zip(new) {
-                *o = *o * a + n * b;
-            }
-        });
-        let len = old.len();
-        tensor(old, [len])
+        let (new, a, b) = (contiguous(new), a as f32, b as f32);
+        let task = |(old, new): (&mut [f32], &[f32])| old.iter_mut().zip(new).for_each(|(o, &n)| *o = *o * a + n * b);
+        changed(old, |old| old.par_chunks_mut(TASK).zip(values(&new).par_chunks(TASK)).for_each(task))
     }
 
     fn sum_of_squares(arenas: Parts<Self>, segments: Segments) -> FlexTensor {
@@ -92,10 +86,7 @@ impl UpdateOps for Flex {
         let norm = values(&contiguous(sum)).iter().map(|&sum| f64::from(sum)).sum::<f64>().sqrt();
         let factor = most / (norm + 1e-6);
         let true = (norm.is_finite() && factor < 1.0) else { return x };
-        let mut x = owned(contiguous(x));
-        x.par_chunks_mut(TASK).for_each(|x| x.iter_mut().for_each(|v| *v *= factor as f32));
-        let len = x.len();
-        tensor(x, [len])
+        changed(x, |x| x.par_chunks_mut(TASK).for_each(|x| x.iter_mut().for_each(|v| *v *= factor as f32)))
     }
 }
 

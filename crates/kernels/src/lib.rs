@@ -42,6 +42,7 @@ pub mod rows;
 mod several;
 mod shapes;
 mod steps;
+mod tasks;
 pub mod update;
 
 use burn::backend::Dispatch;

@@ -8,6 +8,7 @@ use crate::cpu::machine::{ACROSS, KEYS};
 use crate::cpu::scratch;
 use crate::cpu::simd::{Simd, Task};
 use crate::products::{Operand, Stored};
+use crate::tasks::task;
 
 /// What the backward pass reads beside the inputs: dy, and for each query, `[B, H, S]`, the logarithm of its sum and `Σ y dy`.
 #[derive(Clone, Copy)]
@@ -17,25 +18,16 @@ pub(super) struct Above<'a> {
     pub dots: &'a [f32],
 }
 
-/// Computes the gradient of some queries.
-pub(super) struct Queries<'a, 'b> {
-    pub inputs: Inputs<'a>,
-    pub above: Above<'a>,
-    pub rows: Rows<'b>,
-}
-
-impl Task for Queries<'_, '_> {
-    type Out = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(mut self, s: S) {
-        let Inputs { sizes, scale, .. } = self.inputs;
-        let Met { keys, values, first, start, end } = self.rows.met(&self.inputs);
-        let Rows { head, ref queries, ref mut out } = self.rows;
+task! {
+    /// Computes the gradient of some queries.
+    pub(super) fn query_grads<S>(s, inputs: Inputs<'a>, above: Above<'a>, rows: Rows<'a>) {
+        let Inputs { sizes, scale, .. } = inputs;
+        let Met { keys, values, first, start, end } = rows.met(&inputs);
+        let Rows { head, queries, mut out } = rows;
         let (d, group, count) = (sizes.d, sizes.group, queries.len());
 
-        let pack = |of, j| Panels::of(s, &self.inputs.queries(of, head * group + j)[queries.start * d..queries.end * d], d);
-        let panels: Vec<[Panels; 2]> = (0..group).map(|j| [pack(self.inputs.q, j), pack(self.above.dy, j)]).collect();
+        let pack = |of, j| Panels::of(s, &inputs.queries(of, head * group + j)[queries.start * d..queries.end * d], d);
+        let panels: Vec<[Panels; 2]> = (0..group).map(|j| [pack(inputs.q, j), pack(above.dy, j)]).collect();
         let mut ds = Panels::new(s, count, ACROSS);
         let mut tiles = Tiles::new(s, d.max(ACROSS), d.max(ACROSS));
         let [mut scores, mut slopes] = [0, 1].map(|_| scratch::take(group * count * ACROSS));
@@ -55,7 +47,7 @@ impl Task for Queries<'_, '_> {
                 let row = &mut row[..to - from];
                 row[..seen.start].fill(0.0);
                 row[seen.end..].fill(0.0);
-                let (sum, dot) = (s.splat(-self.above.sums[at]), s.splat(self.above.dots[at]));
+                let (sum, dot) = (s.splat(-above.sums[at]), s.splat(above.dots[at]));
                 for (x, dp) in row[seen.clone()].chunks_mut(S::LANES).zip(slopes[seen].chunks(S::LANES)) {
                     let n = x.len();
                     let p = s.exp(s.mul_add(s.load_part(x, n), s.splat(scale), sum));

@@ -4,9 +4,9 @@ use burn::backend::{Flex, TensorMetadata};
 use burn_flex::FlexTensor;
 use rayon::prelude::*;
 
-use super::backward::{Above, Keys, Queries};
+use super::backward::{Above, Keys, query_grads};
 use super::blocks::{Inputs, by_queries, rows_of_task};
-use super::forward::Forward;
+use super::forward::forward;
 use super::sizes::Sizes;
 use super::{AttentionOps, portable};
 use crate::buffers::{all_f32, contiguous, take, tensor, values};
@@ -33,7 +33,7 @@ impl AttentionOps for Flex {
         let done: Vec<(usize, usize, Vec<f32>)> = by_queries(sizes, rayon::current_num_threads(), &mut y)
             .into_par_iter()
             .with_max_len(1)
-            .map(|rows| (rows.head, rows.queries.start, simd::run(level, Forward { inputs, rows })))
+            .map(|rows| (rows.head, rows.queries.start, forward(level, inputs, rows)))
             .collect();
         let mut sums = vec![0.0; b * g * group * s];
         for (head, start, rows) in done {
@@ -71,7 +71,7 @@ impl AttentionOps for Flex {
         let (mut dq, mut dk, mut dv) = (take(b * g * group * s * d), take(b * g * t * d), take(b * g * t * d));
         let threads = rayon::current_num_threads();
         let queries = by_queries(sizes, threads, &mut dq).into_par_iter().with_max_len(1);
-        queries.for_each(|rows| simd::run(level, Queries { inputs, above, rows }));
+        queries.for_each(|rows| query_grads(level, inputs, above, rows));
         let size = rows_of_task(KEYS, b * g * t, threads);
         let blocks = dk.par_chunks_mut(t * d).zip(dv.par_chunks_mut(t * d)).enumerate();
         blocks.for_each(|(head, (dk, dv))| {

@@ -7,7 +7,6 @@ mod autodiff;
 mod cube;
 mod cube_kernels;
 mod flex;
-mod passes;
 mod portable;
 #[cfg(test)]
 mod tests;

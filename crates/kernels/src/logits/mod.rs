@@ -7,7 +7,6 @@
 mod autodiff;
 mod cube;
 mod flex;
-mod passes;
 mod portable;
 #[cfg(test)]
 mod tests;

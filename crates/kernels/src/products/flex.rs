@@ -7,9 +7,10 @@ use half::{bf16, f16};
 use rayon::prelude::*;
 
 use super::dots;
+use super::operand::decode;
 use super::packed::Packed;
 use super::{Branch, Operand, ProductOps, Stored, StoredBranch, StoredWeight, Term, factor, multiply, portable};
-use crate::buffers::{all_f32, contiguous, take, tensor, values};
+use crate::buffers::{all_f32, contiguous, values, written};
 use crate::cpu::simd;
 use crate::cpu::{Precision, scratch};
 use crate::operands::Maybe;
@@ -69,6 +70,11 @@ fn inner(left: Operand<'_>, right: Operand<'_>, [rows, depth, columns]: [usize; 
     out
 }
 
+/// `left right` in f32, of the shape `[rows, columns]`: a gradient, summed over n rows of the batch.
+fn summed(shape @ [_, columns]: [usize; 2], left: Operand<'_>, right: Operand<'_>, n: usize) -> FlexTensor {
+    written(shape, |out| multiply(&[Term::new(left, right, n, Precision::F32)], columns, None, out))
+}
+
 /// A matrix with rows of `width` as the right-hand factor: its lines are its rows, or on the way `back` its columns.
 fn side(values: Stored<'_>, width: usize, back: bool) -> Operand<'_> {
     if back { Operand::terms(values, width) } else { Operand::lines(values, width) }
@@ -103,9 +109,7 @@ fn product(
         Term::new(Operand::lines(Stored::F32(inner), *rank), right, *rank, of_branch)
     });
     let terms: Vec<Term<'_>> = [main].into_iter().chain(term).collect();
-    let mut y = take(n * columns);
-    multiply(&terms, columns, bias.as_ref().map(values), &mut y);
-    tensor(y, [n, columns])
+    written([n, columns], |y| multiply(&terms, columns, bias.as_ref().map(values), y))
 }
 
 impl ProductOps for Flex {
@@ -135,9 +139,7 @@ impl ProductOps for Flex {
         let true = all_f32([&x, &dy]) else { return portable::linear_weight_grad::<Self>(x, dy) };
         let (x, dy) = (contiguous(x), contiguous(dy));
         let ([n, input], [_, out]) = (dims(&x), dims(&dy));
-        let mut dw = take(out * input);
-        multiply(&[Term::new(terms(&dy, out), terms(&x, input), n, Precision::F32)], input, None, &mut dw);
-        tensor(dw, [out, input])
+        summed([out, input], terms(&dy, out), terms(&x, input), n)
     }
 
     fn lora_grads(x: FlexTensor, dy: FlexTensor, a: FlexTensor, b: FlexTensor, scaling: f64) -> (FlexTensor, FlexTensor) {
@@ -146,10 +148,8 @@ impl ProductOps for Flex {
         let ([n, input], [out, rank]) = (dims(&x), dims(&b));
         let du = inner(lines(&dy, out), terms(&b, rank), [n, out, rank], scaling, Precision::F32);
         let u = inner(lines(&x, input), lines(&a, input), [n, input, rank], scaling, Precision::F32);
-        let (mut da, mut db) = (take(rank * input), take(out * rank));
-        multiply(&[Term::new(Operand::terms(Stored::F32(&du), rank), terms(&x, input), n, Precision::F32)], input, None, &mut da);
-        multiply(&[Term::new(terms(&dy, out), Operand::terms(Stored::F32(&u), rank), n, Precision::F32)], rank, None, &mut db);
-        (tensor(da, [rank, input]), tensor(db, [out, rank]))
+        let [du, u] = [&du, &u].map(|inner| Operand::terms(Stored::F32(inner), rank));
+        (summed([rank, input], du, terms(&x, input), n), summed([out, rank], terms(&dy, out), u, n))
     }
 
     fn dense_weight(weight: StoredWeight<Self>) -> FlexTensor {
@@ -157,8 +157,8 @@ impl ProductOps for Flex {
             StoredWeight::Dense(weight) => return portable::cast::<Self>(weight, DType::F32),
             StoredWeight::Blocks { shape, .. } => shape,
         };
-        let (mut out, packed, level) = (take(rows * columns), stored(&weight), simd::level());
-        out.par_chunks_mut(columns.max(1)).enumerate().for_each(|(row, out)| packed.decode(level, row * columns, out));
-        tensor(out, [rows, columns])
+        let (packed, level) = (stored(&weight), simd::level());
+        let fill = |(row, out): (usize, &mut [f32])| decode(level, packed, row * columns, out);
+        written([rows, columns], |out| out.par_chunks_mut(columns.max(1)).enumerate().for_each(fill))
     }
 }

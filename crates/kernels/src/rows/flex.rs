@@ -5,10 +5,39 @@ use burn::tensor::DType;
 use burn_flex::FlexTensor;
 use rayon::prelude::*;
 
-use super::passes::SoftmaxRow;
 use super::{RowOps, portable};
 use crate::buffers::{contiguous, owned, tensor};
+use crate::cpu::machine::RUN;
 use crate::cpu::simd;
+use crate::tasks::task;
+
+task! {
+    /// Turns a row into its softmax, or into exp(x - max) if it is not to be `scaled`; returns its maximum and Σ exp(x - max). A row with NaN or +inf, or of
+    /// nothing but -inf, becomes NaN, as does its sum.
+    fn softmax<S>(simd, row: &'a mut [f32], scaled: bool) -> (f32, f64) {
+        // What is NaN is no maximum, but minus the maximum it is NaN, and so is then the sum.
+        let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let (centre, mut sum) = (simd.splat(max), 0.0);
+        for run in row.chunks_mut(RUN * S::LANES) {
+            let mut lanes = simd.zero();
+            for part in run.chunks_mut(S::LANES) {
+                let e = simd.exp(simd.sub(simd.read(part), centre));
+                simd.write(e, part);
+                if part.len() == S::LANES {
+                    lanes = simd.add(lanes, e);
+                } else {
+                    sum += part.iter().map(|&v| f64::from(v)).sum::<f64>();
+                }
+            }
+            sum += simd.total(lanes, S::LANES);
+        }
+        let scale = simd.splat((1.0 / sum) as f32);
+        for part in row.chunks_mut(S::LANES).take(if scaled { usize::MAX } else { 0 }) {
+            simd.write(simd.mul(simd.read(part), scale), part);
+        }
+        (max, sum)
+    }
+}
 
 impl RowOps for Flex {
     fn cross_entropy(logits: FlexTensor, targets: FlexTensor) -> (FlexTensor, FlexTensor) {
@@ -16,7 +45,7 @@ impl RowOps for Flex {
         let Some(ids) = ours(&logits, &targets) else { return portable::cross_entropy::<Self>(logits, targets) };
         let mut grad = owned(contiguous(logits));
         let loss = losses(&mut grad, &ids, true);
-        (tensor(loss, [ids.len()]), tensor(grad, shape.dims::<2>()))
+        (tensor(loss, [ids.len()]), tensor(grad, shape))
     }
 
     fn cross_entropy_loss(logits: FlexTensor, targets: FlexTensor) -> FlexTensor {
@@ -39,7 +68,7 @@ fn losses(rows: &mut [f32], ids: &[usize], graded: bool) -> Vec<f32> {
         .zip(ids)
         .map(|(row, &target)| {
             let logit = row[target];
-            let (max, sum) = simd::run(level, SoftmaxRow { row, scaled: graded });
+            let (max, sum) = softmax(level, row, graded);
             row[target] -= f32::from(u8::from(graded));
             sum.ln() as f32 + max - logit
         })

@@ -2,7 +2,6 @@
 
 mod cube;
 mod flex;
-mod passes;
 mod portable;
 #[cfg(test)]
 mod tests;

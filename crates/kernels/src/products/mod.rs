@@ -5,7 +5,6 @@
 
 #[cfg(test)]
 mod blocks_tests;
-mod branch;
 mod cube;
 mod cube_file;
 mod dots;
@@ -28,12 +27,11 @@ use burn::backend::tensor::FloatTensor as Float;
 use burn::backend::{Dispatch, backend_extension};
 use burn::tensor::{Device, Tensor};
 
-pub use branch::{Branch, StoredBranch};
 pub(crate) use cube::{factors, in_words, rounded};
 pub(crate) use multiply::multiply;
 pub(crate) use operand::{Operand, Stored, Term};
 pub use packed::{Coding, Form};
-pub use weight::{Blocks, StoredWeight, Weight};
+pub use weight::{Blocks, Branch, StoredBranch, StoredWeight, Weight};
 
 use crate::cpu::Precision;
 use crate::matrices::MatrixOps;

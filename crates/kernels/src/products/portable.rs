@@ -4,7 +4,7 @@ use burn::backend::tensor::FloatTensor as Float;
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{DType, Shape};
 
-use super::branch::StoredBranch;
+use super::weight::StoredBranch;
 use crate::cpu::Precision;
 use crate::matrices::MatrixOps;
 use crate::portable::times;

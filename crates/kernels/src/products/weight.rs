@@ -1,4 +1,4 @@
-//! A weight as it is stored: dense in some float type, or in blocks.
+//! A weight as it is stored, dense in some float type or in blocks, and a low-rank branch beside it, as the operations take them.
 
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, Dispatch, ExtensionType, TensorMetadata};
@@ -156,5 +156,41 @@ impl<B: Backend> StoredWeight<B> {
             Self::Dense(weight) => weight.shape().dims(),
             Self::Blocks { shape, .. } => *shape,
         }
+    }
+}
+
+/// `s B A`.
+#[derive(ExtensionType, Clone, Debug)]
+pub struct StoredBranch<B: Backend> {
+    /// A, `[r, in]`.
+    pub a: FloatTensor<B>,
+    /// B, `[out, r]`.
+    pub b: FloatTensor<B>,
+    /// s.
+    pub scaling: f64,
+}
+
+/// A branch or none: an operation of a backend extension takes no `Option`.
+#[derive(ExtensionType)]
+pub enum Branch<B: Backend> {
+    /// None.
+    Zero,
+    /// This one.
+    LowRank(#[extension_type] StoredBranch<B>),
+}
+
+impl<B: Backend> Branch<B> {
+    /// As an option.
+    pub fn into_option(self) -> Option<StoredBranch<B>> {
+        match self {
+            Self::Zero => None,
+            Self::LowRank(branch) => Some(branch),
+        }
+    }
+}
+
+impl<B: Backend> From<Option<StoredBranch<B>>> for Branch<B> {
+    fn from(branch: Option<StoredBranch<B>>) -> Self {
+        branch.map_or(Self::Zero, Self::LowRank)
     }
 }

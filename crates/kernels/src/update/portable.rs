@@ -6,7 +6,7 @@ use burn::backend::tensor::FloatTensor as Float;
 use burn::backend::{Backend, Scalar, TensorMetadata};
 use burn::tensor::{FloatDType, Slice, try_read_sync};
 
-use super::rules::{Adam, Segments, Sgd};
+use super::{Adam, Segments, Sgd};
 use crate::planes::Parts;
 use crate::portable::times;
 use crate::reads::note_read;

@@ -3,7 +3,6 @@
 //! A block of queries meets the keys it sees a block at a time, with a running maximum and sum of each row. What is kept for the backward
 //! pass beside the inputs and the result is the logarithm of each row's sum, from which the probabilities are made once more.
 
-mod autodiff;
 mod backward;
 mod blocks;
 mod cube;
@@ -16,11 +15,12 @@ mod sizes;
 mod tests;
 
 use burn::backend::tensor::{FloatTensor as Float, IntTensor};
-use burn::backend::{Dispatch, backend_extension};
+use burn::backend::{AutodiffBackend, Dispatch, backend_extension};
 use burn::tensor::{Int, Tensor};
 
 use crate::decoder::DecoderOps;
 use crate::matrices::MatrixOps;
+use crate::steps::{Autodiff, CheckpointStrategy, recorded};
 
 /// Attention of queries `[B, H, S, d]` to keys and values `[B, G, T, d]`; each of the G key heads serves H / G query heads, in order. Query s
 /// is at position `T - S + s`, and sees the keys from `first[b, s]` to its own position; `first` is `[B, S]`, each from 0 to the query's position.
@@ -59,4 +59,18 @@ pub fn attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, first: Tensor<2, Int>
     }
     let [q, k, v] = [q, k, v].map(Tensor::into_dispatch);
     Tensor::from_dispatch(Dispatch::attend(q, k, v, first.into_dispatch(), scale).0)
+}
+
+impl<B: AttentionOps, C: CheckpointStrategy> AttentionOps for Autodiff<B, C> {
+    fn attend(q: Float<Self>, k: Float<Self>, v: Float<Self>, first: IntTensor<Self>, scale: f64) -> (Float<Self>, Float<Self>) {
+        let nodes = [q.node(), k.node(), v.node()];
+        let [q, k, v] = [q, k, v].map(|t| t.into_primitive());
+        let (y, sums) = B::attend(q.clone(), k.clone(), v.clone(), first.clone(), scale);
+        let made = (y.clone(), sums.clone());
+        let y = recorded::<B, C, 3>(nodes, &[], y, move |dy, parents| {
+            let (dq, dk, dv) = B::attend_grad(q, k, v, first, made.0, made.1, dy, scale);
+            parents.give_all::<B>([dq, dk, dv]);
+        });
+        (y, Self::from_inner(sums))
+    }
 }

@@ -3,7 +3,6 @@
 //! As with [`planes`](crate::planes), none of it computes much: composed of Burn's operations each is half a dozen passes over memory, some of them on
 //! one core. Here each is one pass forward and one backward, and what a backward pass can compute from the inputs is not kept.
 
-mod autodiff;
 mod cube;
 mod cube_kernels;
 mod flex;
@@ -16,7 +15,9 @@ use burn::backend::{Dispatch, backend_extension};
 use burn::tensor::Tensor;
 
 use crate::planes::PlaneOps;
+use crate::several::recorded_several;
 use crate::shapes;
+use crate::steps::{Autodiff, CheckpointStrategy, recorded};
 
 /// In the mask of [`DecoderOps::masked_softmax`]: this key is not seen. Far below any score, and finite, so that a row of nothing else is
 /// uniform rather than no number.
@@ -96,4 +97,40 @@ pub fn rotate(q: Tensor<4>, k: Tensor<4>, cos: Tensor<4>, sin: Tensor<4>) -> [Te
     let [q, k, cos, sin] = [q, k, cos, sin].map(Tensor::into_dispatch);
     let (q, k) = Dispatch::rotate(q, k, cos, sin);
     [q, k].map(Tensor::from_dispatch)
+}
+
+impl<B: DecoderOps, C: CheckpointStrategy> DecoderOps for Autodiff<B, C> {
+    fn rms_norm(x: Float<Self>, weight: Float<Self>, epsilon: f64) -> Float<Self> {
+        let (nodes, [x, weight]) = ([x.node(), weight.node()], [x, weight].map(|t| t.into_primitive()));
+        let y = B::rms_norm(x.clone(), weight.clone(), epsilon);
+        recorded::<B, C, 2>(nodes, &[], y, move |dy, mut parents| {
+            parents.give::<B>(1, || B::rms_norm_weight_grad(x.clone(), dy.clone(), epsilon));
+            parents.give_onto::<B>(0, |held| match held {
+                Some(held) => B::rms_norm_data_grad_onto(x, weight, dy, held, epsilon),
+                None => B::rms_norm_data_grad(x, weight, dy, epsilon),
+            });
+        })
+    }
+
+    fn swiglu(gate: Float<Self>, up: Float<Self>) -> Float<Self> {
+        let (nodes, [gate, up]) = ([gate.node(), up.node()], [gate, up].map(|t| t.into_primitive()));
+        let y = B::swiglu(gate.clone(), up.clone());
+        recorded::<B, C, 2>(nodes, &[], y, move |dy, parents| {
+            let (dgate, dup) = B::swiglu_grad(gate, up, dy);
+            parents.give_all::<B>([dgate, dup]);
+        })
+    }
+
+    fn rotate(q: Float<Self>, k: Float<Self>, cos: Float<Self>, sin: Float<Self>) -> (Float<Self>, Float<Self>) {
+        let (nodes, [q, k, cos, sin]) = ([q.node(), k.node()], [q, k, cos, sin].map(|t| t.into_primitive()));
+        let (q, k) = B::rotate(q, k, cos.clone(), sin.clone());
+        let turned = recorded_several::<B, C, 2>(nodes, vec![q, k], move |mut dys, parents| {
+            dys.sort_by_key(|(number, _)| *number);
+            let Ok([(_, dq), (_, dk)]) = <[_; 2]>::try_from(dys) else { unreachable!("a gradient of queries and one of keys") };
+            let (dq, dk) = B::rotate_back(dq, dk, cos, sin);
+            parents.give_all::<B>([dq, dk]);
+        });
+        let Ok([q, k]) = <[_; 2]>::try_from(turned) else { unreachable!("queries and keys") };
+        (q, k)
+    }
 }

@@ -4,7 +4,6 @@
 //! Of some hundred thousand anchors a few hundred are such. Composed of Burn's operations their terms are three hundred launches on a GPU;
 //! here they are two, and one in the backward pass, which only spreads slopes that were made with the terms.
 
-mod autodiff;
 mod cube;
 mod flex;
 mod formula;
@@ -14,11 +13,13 @@ mod tests;
 use std::sync::Arc;
 
 use burn::backend::tensor::FloatTensor as Float;
-use burn::backend::{Backend, Dispatch, backend_extension};
-use burn::tensor::Tensor;
+use burn::backend::{AutodiffBackend, Backend, Dispatch, Scalar, TensorMetadata, backend_extension};
+use burn::tensor::{DType, Slice, Tensor};
 
 use crate::logits::LogitOps;
+use crate::planes::PlaneOps;
 use crate::shapes;
+use crate::steps::{Autodiff, CheckpointStrategy, recorded};
 
 pub use formula::BINS;
 
@@ -72,7 +73,7 @@ pub trait ForegroundOps: Backend + LogitOps {
 
     /// Both in one for the gradient's sake: see [`detection_terms`].
     fn detection_terms(x: Float<Self>, foreground: Foreground) -> Float<Self> {
-        let classes = burn::backend::TensorMetadata::shape(&x)[1] - SIDES;
+        let classes = x.shape()[1] - SIDES;
         let (background, _) = Self::softplus_sum(x.clone(), SIDES, classes);
         Self::foreground_terms(x, background, foreground).0
     }
@@ -98,6 +99,32 @@ pub fn detection_terms(x: Tensor<3>, foreground: Foreground) -> Tensor<1> {
     assert!(foreground.positives.iter().all(inside), "a positive that is not among outputs of {:?}", [images, channels, anchors]);
     places.sort_unstable();
     assert!(places.windows(2).all(|pair| pair[0] != pair[1]), "two positives at one anchor");
-    assert!(x.dtype() == burn::tensor::DType::F32, "a loss in {:?}", x.dtype());
+    assert!(x.dtype() == DType::F32, "a loss in {:?}", x.dtype());
     Tensor::from_dispatch(Dispatch::detection_terms(x.into_dispatch(), foreground))
+}
+
+impl<B: ForegroundOps + PlaneOps, C: CheckpointStrategy> ForegroundOps for Autodiff<B, C> {
+    fn foreground_terms(x: Float<Self>, background: Float<Self>, foreground: Foreground) -> (Float<Self>, Float<Self>) {
+        let (terms, slopes) = B::foreground_terms(x.into_primitive(), background.into_primitive(), foreground);
+        (Self::from_inner(terms), Self::from_inner(slopes))
+    }
+
+    fn foreground_grad(grad: Float<Self>, slopes: Float<Self>, dy: Float<Self>, foreground: Foreground) -> Float<Self> {
+        Self::from_inner(B::foreground_grad(grad.into_primitive(), slopes.into_primitive(), dy.into_primitive(), foreground))
+    }
+
+    fn detection_terms(x: Float<Self>, foreground: Foreground) -> Float<Self> {
+        let (nodes, x) = ([x.node()], x.into_primitive());
+        let classes = x.shape()[1] - SIDES;
+        let (background, of_classes) = B::softplus_sum(x.clone(), SIDES, classes);
+        let (terms, of_sides) = B::foreground_terms(x, background, foreground.clone());
+        recorded::<B, C, 1>(nodes, &[], terms, move |dy, mut parents| {
+            parents.give::<B>(0, || {
+                let of_sum = Scalar::Float(f64::from(foreground.gains[1]) / f64::from(foreground.norm));
+                let background = B::float_mul_scalar(B::float_slice(dy.clone(), &[Slice::from(1..2)]), of_sum);
+                let grad = B::softplus_sum_grad(of_classes, background, SIDES, SIDES + classes);
+                B::foreground_grad(grad, of_sides, dy, foreground)
+            });
+        })
+    }
 }

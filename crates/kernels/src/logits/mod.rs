@@ -4,7 +4,6 @@
 //! Cross entropy against zero is `softplus(x) = log(1 + exp(x))`, whose slope is `sigmoid(x)`. Composed of Burn's operations each of these is
 //! several passes on one core, over as many logits as there are anchors times classes or bins; here it is one pass on all of them.
 
-mod autodiff;
 mod cube;
 mod flex;
 mod portable;
@@ -12,10 +11,11 @@ mod portable;
 mod tests;
 
 use burn::backend::tensor::FloatTensor as Float;
-use burn::backend::{Backend, Dispatch, backend_extension};
+use burn::backend::{AutodiffBackend, Backend, Dispatch, backend_extension};
 use burn::tensor::Tensor;
 
 use crate::shapes;
+use crate::steps::{Autodiff, CheckpointStrategy};
 
 /// Operations on `[B, C, A]`, C rows of A logits.
 #[backend_extension(Flex, Cube, Autodiff)]
@@ -25,7 +25,9 @@ pub trait LogitOps: Backend {
     fn softplus_sum(x: Float<Self>, start: usize, len: usize) -> (Float<Self>, Float<Self>);
 
     /// The gradient of that sum for x, of C = `total` rows, from sigmoid(x) and dy, `[1]`.
-    fn softplus_sum_grad(slope: Float<Self>, dy: Float<Self>, start: usize, total: usize) -> Float<Self>;
+    fn softplus_sum_grad(slope: Float<Self>, dy: Float<Self>, start: usize, total: usize) -> Float<Self> {
+        portable::softplus_sum_grad::<Self>(slope, dy, start, total)
+    }
 
     /// What an assigner asks of raw outputs, without gradient: the four corners of every image in pixels, `centre -/+ expected bins` times the
     /// anchor's stride, then `sigmoid(x)` of some of the `B C` rows; `[4 B + chosen, A]`. Centres `[1, 2, A]` (x row, y row), strides `[1, 1, A]`.
@@ -60,4 +62,20 @@ pub fn expectation(x: Tensor<3>, sides: usize, bins: usize) -> Tensor<3> {
     shapes::within("rows", &(0..sides * bins), x.dims()[1]);
     assert!(bins > 0, "distributions over nothing");
     Tensor::from_dispatch(Dispatch::expectation(x.into_dispatch(), sides, bins))
+}
+
+/// Nothing here is differentiable by itself: who uses the sum passes its slope back, see [`foreground`](crate::foreground).
+impl<B: LogitOps, C: CheckpointStrategy> LogitOps for Autodiff<B, C> {
+    fn softplus_sum(x: Float<Self>, start: usize, len: usize) -> (Float<Self>, Float<Self>) {
+        let (sum, slope) = B::softplus_sum(x.into_primitive(), start, len);
+        (Self::from_inner(sum), Self::from_inner(slope))
+    }
+
+    fn predictions(x: Float<Self>, centres: Float<Self>, strides: Float<Self>, chosen: Vec<i32>, bins: usize) -> Float<Self> {
+        Self::from_inner(B::predictions(x.into_primitive(), centres.into_primitive(), strides.into_primitive(), chosen, bins))
+    }
+
+    fn expectation(x: Float<Self>, sides: usize, bins: usize) -> Float<Self> {
+        Self::from_inner(B::expectation(x.into_primitive(), sides, bins))
+    }
 }

@@ -5,7 +5,7 @@ use burn::backend::ops::FloatTensorOps;
 use burn::backend::{AutodiffBackend, Backend, TensorMetadata};
 use burn::tensor::Shape;
 
-use super::operands::{Maps, StoredMap, Wanted};
+use super::operands::{Maps, StoredMap};
 use super::portable::{flat, shaped};
 use super::{MOST_MAPS, MapOps, portable};
 use crate::cpu::Precision;
@@ -75,19 +75,17 @@ fn recorded<B: MapOps, C: CheckpointStrategy>(
             parents.give::<B>(2 + 3 * map, || B::linear_weight_grad(flat::<B>(kept[0].clone()), flat::<B>(dy.clone())));
         }
         let sides: Vec<usize> = branches.into_iter().flat_map(|map| [3 + 3 * map, 4 + 3 * map]).collect();
-        let wanted = Wanted { x: parents.wants(0), branches: sides.iter().any(|&side| parents.wants(side)) };
-        let kept = Parts(if wanted.branches { kept } else { Vec::new() });
-        let backward = if together { B::maps_grad } else { portable::maps_grad::<B> };
+        let kept = Parts(if sides.iter().any(|&side| parents.wants(side)) { kept } else { Vec::new() });
+        let (wants, backward) = (parents.wants(0), if together { B::maps_grad } else { portable::maps_grad::<B> });
+        let grads = |held: Option<_>| backward(kept, maps, Parts(dys), order, held.into(), wants, precision).0.into_iter();
         let mut of_branches = Vec::new().into_iter();
-        if wanted.x {
+        if wants {
             parents.give_onto::<B>(0, |held| {
-                let mut all = backward(kept, maps, Parts(dys), order, held.into(), wanted, precision).0.into_iter();
-                let dx = all.next().unwrap_or_else(|| unreachable!("the gradient of x, which was asked for"));
-                of_branches = all;
-                dx
+                of_branches = grads(held);
+                of_branches.next().unwrap_or_else(|| unreachable!("the gradient of x, which was asked for"))
             });
         } else {
-            of_branches = backward(kept, maps, Parts(dys), order, Maybe::None, wanted, precision).0.into_iter();
+            of_branches = grads(None);
         }
         for (side, grad) in sides.into_iter().zip(of_branches) {
             parents.give::<B>(side, || grad);

@@ -14,7 +14,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::cube_kernels::{Member, With, group_kernel, map_kernel};
-use super::operands::{Maps, StoredMap, Wanted};
+use super::operands::{Maps, StoredMap};
 use super::{MapOps, portable};
 use crate::cpu::Precision;
 use crate::cube::block::Block;
@@ -394,14 +394,14 @@ impl MapOps for CubeBackend {
         dys: Parts<Self>,
         order: Vec<usize>,
         held: Maybe<Self>,
-        wanted: Wanted,
+        wants: bool,
         precision: Precision,
     ) -> Parts<Self> {
         let held = held.into_option();
         // The inner products are there, behind x, if the results were ours.
-        let complete = !wanted.branches || kept.0.len() == 2;
+        let complete = kept.0.is_empty() || kept.0.len() == 2;
         if !complete || !ours(kept.0.iter().chain(&dys.0).chain(&held), &maps, precision) {
-            return portable::maps_grad::<Self>(kept, maps, dys, order, held.into(), wanted, precision);
+            return portable::maps_grad::<Self>(kept, maps, dys, order, held.into(), wants, precision);
         }
         let shape = dys.0[0].shape();
         let mut sorted: Vec<(usize, CubeTensor)> = order.iter().copied().zip(dys.0.into_iter().map(flat)).collect();
@@ -411,11 +411,11 @@ impl MapOps for CubeBackend {
         let maps = Settled::new(maps, rows);
         let inner_grads = maps.inner_grads(&dys);
         let of_branches = match (kept.0.as_slice(), &inner_grads) {
-            ([x, inner], Some(inner_grads)) if wanted.branches => maps.branch_grads(&flat(x.clone()), &dys, inner, inner_grads),
+            ([x, inner], Some(inner_grads)) => maps.branch_grads(&flat(x.clone()), &dys, inner, inner_grads),
             _ => Vec::new(),
         };
         let mut dx = held.map(flat);
-        for i in if wanted.x { order } else { Vec::new() } {
+        for i in if wants { order } else { Vec::new() } {
             let (dy, weight) = (&dys[i], Weight::new(&maps.weights[i], precision, true));
             let [out, input] = weight.dims;
             let low = inner_grads.as_ref().zip(maps.branches[i].as_ref()).map(|(inner, branch)| {
@@ -425,7 +425,7 @@ impl MapOps for CubeBackend {
             let operands = (Operand::lines(dy, 0, out), weight.terms());
             dx = Some(map("linear map, gradient of its input", [rows, input, out], operands, factors(precision, dy.dtype), low, None, dx));
         }
-        let dx = dx.filter(|_| wanted.x).map(|dx| portable::shaped::<Self>(dx, &shape));
+        let dx = dx.filter(|_| wants).map(|dx| portable::shaped::<Self>(dx, &shape));
         Parts(dx.into_iter().chain(of_branches).collect())
     }
 }

@@ -16,7 +16,7 @@ use burn::backend::tensor::FloatTensor as Float;
 use burn::backend::{Dispatch, Flex, backend_extension};
 use burn::tensor::Tensor;
 
-pub use operands::{Maps, StoredMap, Wanted};
+pub use operands::{Maps, StoredMap};
 
 use crate::cpu::Precision;
 use crate::operands::Maybe;
@@ -35,9 +35,9 @@ pub trait MapOps: ProductOps + PlaneOps {
         portable::maps::<Self>(x, maps, onto, precision)
     }
 
-    /// The gradients that are `wanted`, from those of the results, `dys`, which are in the order in which they came: `dys[i]` is that of map `order[i]`.
-    /// First `held + Σ (dy W + s (dy B) A)`, the gradient of x; then of each branch `s (dy B)ᵀ x` and `s dyᵀ (x Aᵀ)`. `kept` is x and what
-    /// [`maps`](Self::maps) gave besides its results, if those of branches are wanted; else nothing.
+    /// The gradients from those of the results, `dys`, which are in the order in which they came: `dys[i]` is that of map `order[i]`. If x `wants` one,
+    /// first `held + Σ (dy W + s (dy B) A)`, the gradient of x; then of each branch `s (dy B)ᵀ x` and `s dyᵀ (x Aᵀ)`, if there is anything in `kept`: x and
+    /// what [`maps`](Self::maps) gave besides its results.
     #[allow(clippy::too_many_arguments)]
     fn maps_grad(
         #[extension_type] kept: Parts<Self>,
@@ -45,10 +45,10 @@ pub trait MapOps: ProductOps + PlaneOps {
         #[extension_type] dys: Parts<Self>,
         order: Vec<usize>,
         #[extension_type] held: Maybe<Self>,
-        wanted: Wanted,
+        wants: bool,
         precision: Precision,
     ) -> Parts<Self> {
-        portable::maps_grad::<Self>(kept, maps, dys, order, held, wanted, precision)
+        portable::maps_grad::<Self>(kept, maps, dys, order, held, wants, precision)
     }
 }
 

@@ -5,15 +5,6 @@ use burn::backend::{Backend, BackendTensor, Dispatch, DispatchAutodiffContext, D
 
 use crate::products::{StoredBranch, StoredWeight};
 
-/// Which gradients are asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wanted {
-    /// That of x.
-    pub x: bool,
-    /// Those of A and B of all branches.
-    pub branches: bool,
-}
-
 /// Maps of one input.
 #[derive(Clone, Debug)]
 pub struct Maps<B: Backend>(pub Vec<StoredMap<B>>);

@@ -4,7 +4,7 @@ use burn::backend::tensor::FloatTensor as Float;
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::Shape;
 
-use super::operands::{Maps, StoredMap, Wanted};
+use super::operands::{Maps, StoredMap};
 use crate::cpu::Precision;
 use crate::operands::Maybe;
 use crate::planes::{Parts, PlaneOps};
@@ -44,7 +44,7 @@ pub(super) fn maps_grad<B: ProductOps + PlaneOps>(
     dys: Parts<B>,
     order: Vec<usize>,
     held: Maybe<B>,
-    wanted: Wanted,
+    wants: bool,
     precision: Precision,
 ) -> Parts<B> {
     let mut dx = held.into_option();
@@ -53,10 +53,10 @@ pub(super) fn maps_grad<B: ProductOps + PlaneOps>(
         let StoredMap { weight, branch, .. } = maps.0[map].clone();
         let shape = dy.shape();
         let dy = flat::<B>(dy);
-        if let (Some(x), Some(StoredBranch { a, b, scaling }), true) = (kept.0.first(), &branch, wanted.branches) {
+        if let (Some(x), Some(StoredBranch { a, b, scaling })) = (kept.0.first(), &branch) {
             of_branches[map] = Some(B::lora_grads(flat::<B>(x.clone()), dy.clone(), a.clone(), b.clone(), *scaling));
         }
-        if wanted.x {
+        if wants {
             let own = shaped::<B>(B::linear_data_grad(dy, weight, branch.into(), precision), &shape);
             dx = Some(match dx {
                 Some(others) => B::add(others, own),
@@ -65,5 +65,5 @@ pub(super) fn maps_grad<B: ProductOps + PlaneOps>(
         }
     }
     let of_branches = of_branches.into_iter().flatten().flat_map(|(da, db)| [da, db]);
-    Parts(dx.filter(|_| wanted.x).into_iter().chain(of_branches).collect())
+    Parts(dx.filter(|_| wants).into_iter().chain(of_branches).collect())
 }

@@ -60,21 +60,19 @@ pub(crate) fn all_f32<'a>(tensors: impl IntoIterator<Item = &'a FlexTensor>) -> 
 
 /// A contiguous tensor's values, to be written over: its own memory if nobody else holds it, else a copy.
 pub(crate) fn owned(tensor: FlexTensor) -> Vec<f32> {
-    // A view of a part of a block must not be taken for the whole of it.
-    let whole = tensor.bytes().len() == size_of::<f32>() * tensor.layout().num_elements();
-    let tensor = match if whole { into_block(tensor) } else { Err(tensor) } {
-        Ok(block) => return block,
-        Err(tensor) => tensor,
-    };
-    let values = tensor.as_slice::<f32>().unwrap_or_default();
-    let mut copy = take(values.len());
-    copy.copy_from_slice(values);
-    copy
+    into_block(tensor).unwrap_or_else(|tensor| {
+        let values = values(&tensor);
+        let mut copy = take(values.len());
+        copy.copy_from_slice(values);
+        copy
+    })
 }
 
 /// The memory of an f32 tensor that nobody else holds and that came from a `Vec<f32>`; otherwise the tensor.
 fn into_block(tensor: FlexTensor) -> Result<Vec<f32>, FlexTensor> {
-    if tensor.dtype() != DType::F32 || !tensor.is_unique() {
+    // A view of a part of a block must not be taken for the whole of it.
+    let whole = tensor.bytes().len() == size_of::<f32>() * tensor.layout().num_elements();
+    if !whole || tensor.dtype() != DType::F32 || !tensor.is_unique() {
         return Err(tensor);
     }
     let (bytes, layout) = (tensor.data_arc(), tensor.layout().clone());

@@ -21,7 +21,6 @@ impl Drop for Free {
 type Blocks = BTreeMap<usize, Vec<(u64, Free)>>;
 
 /// What is free, and what is held; sizes in values.
-#[derive(Default)]
 pub(super) struct Pool {
     /// What came back in this batch, by [`size`].
     free: Blocks,

@@ -9,7 +9,7 @@ use burn_flex::FlexTensor;
 use crate::buffers::{all_f32, contiguous, owned, take, tensor, values, written};
 use crate::cpu::{self, ConvShape, Epilogue, Precision};
 use crate::cpu_norm::{self, Extent};
-use crate::operands::{ConvConfig, Convolved, Maybe, NormChannels, NormGrads, NormOutput, NormStep};
+use crate::operands::{ConvConfig, Maybe, NormChannels, NormGrads, NormOutput, NormStep};
 use crate::ops::KernelOps;
 use crate::planes::{Parts, cut, join};
 use crate::portable;
@@ -62,70 +62,51 @@ fn forward(x: Vec<FlexTensor>, weight: FlexTensor, bias: Maybe<Flex>, config: Co
     written(dims, |out| cpu::forward(&shape, config.lowering, precision, &x, values(&weight), epilogue, out))
 }
 
-/// Gradients of parts of so many channels.
-fn data_grad(dy: FlexTensor, weight: FlexTensor, channels: &[usize], input @ [h, w]: [usize; 2], config: ConvConfig) -> Vec<FlexTensor> {
-    let n = dy.shape()[0];
-    let all: [usize; 1] = [channels.iter().sum()];
-    let Some((shape, precision)) = method([&dy, &weight], [n, all[0], h, w], weight.shape().dims(), &config) else {
-        return cut::<Flex>(portable::conv_data_grad::<Flex>(dy, weight, input, config), channels);
-    };
-    let apart = cpu::takes_parts(config.lowering, precision, &shape);
-    let own: &[usize] = if apart { channels } else { &all };
-    let (dy, weight) = (contiguous(dy), contiguous(weight));
-    let mut dx: Vec<Vec<f32>> = own.iter().map(|c| take(n * c * h * w)).collect();
-    let mut parts: Vec<&mut [f32]> = dx.iter_mut().map(Vec::as_mut_slice).collect();
-    cpu::data_grad(&shape, config.lowering, precision, values(&dy), values(&weight), &mut parts);
-    let dx: Vec<_> = dx.into_iter().zip(own).map(|(dx, &c)| tensor(dx, [n, c, h, w])).collect();
-    if apart { dx } else { cut::<Flex>(join::<Flex>(dx), channels) }
-}
-
-/// Of parts side by side.
-fn weight_grad(x: Vec<FlexTensor>, dy: FlexTensor, kernel @ [kh, kw]: [usize; 2], config: ConvConfig) -> FlexTensor {
-    let dims @ [_, ci, ..] = together(&x);
-    let weight = [dy.shape()[1], ci, kh, kw];
-    let Some((shape, precision)) = method(x.iter().chain([&dy]), dims, weight, &config) else {
-        return portable::conv_weight_grad::<Flex>(join::<Flex>(x), dy, kernel, config);
-    };
-    let apart = cpu::takes_parts(config.lowering, cpu::weight_grad_precision(&shape, precision), &shape);
-    let (x, dy) = (readable(x, apart), contiguous(dy));
-    let x: Vec<_> = x.iter().map(values).collect();
-    written(weight, |dw| cpu::weight_grad(&shape, config.lowering, precision, &x, values(&dy), dw))
-}
-
 impl KernelOps for Flex {
     fn conv_forward(x: FlexTensor, weight: FlexTensor, bias: Maybe<Self>, config: ConvConfig) -> FlexTensor {
         forward(vec![x], weight, bias, config, false)
     }
 
-    fn conv_joined(x: Parts<Self>, weight: FlexTensor, config: ConvConfig) -> Convolved<Self> {
-        Convolved { y: forward(x.0, weight, Maybe::None, config, false), moments: Maybe::None }
+    fn conv_joined(x: Parts<Self>, weight: FlexTensor, config: ConvConfig) -> (FlexTensor, Option<FlexTensor>) {
+        (forward(x.0, weight, Maybe::None, config, false), None)
     }
 
     fn conv_silu(x: FlexTensor, weight: FlexTensor, bias: Maybe<Self>, config: ConvConfig) -> FlexTensor {
         forward(vec![x], weight, bias, config, true)
     }
 
-    fn conv_data_grad(dy: FlexTensor, weight: FlexTensor, input: [usize; 2], config: ConvConfig) -> FlexTensor {
-        let channels = [weight.shape()[1] * config.groups];
-        join::<Self>(data_grad(dy, weight, &channels, input, config))
-    }
-
-    fn conv_joined_data_grad(
+    fn conv_data_grad(
         dy: FlexTensor,
         weight: FlexTensor,
         channels: Vec<usize>,
-        input: [usize; 2],
+        input @ [h, w]: [usize; 2],
         config: ConvConfig,
     ) -> Parts<Self> {
-        Parts(data_grad(dy, weight, &channels, input, config))
+        let n = dy.shape()[0];
+        let all = vec![channels.iter().sum()];
+        let Some((shape, precision)) = method([&dy, &weight], [n, all[0], h, w], weight.shape().dims(), &config) else {
+            return Parts(cut::<Self>(portable::conv_data_grad::<Self>(dy, weight, input, config), &channels));
+        };
+        let apart = cpu::takes_parts(config.lowering, precision, &shape);
+        let own = if apart { &channels } else { &all };
+        let (dy, weight) = (contiguous(dy), contiguous(weight));
+        let mut dx: Vec<Vec<f32>> = own.iter().map(|c| take(n * c * h * w)).collect();
+        let mut parts: Vec<&mut [f32]> = dx.iter_mut().map(Vec::as_mut_slice).collect();
+        cpu::data_grad(&shape, config.lowering, precision, values(&dy), values(&weight), &mut parts);
+        let dx: Vec<_> = dx.into_iter().zip(own).map(|(dx, &c)| tensor(dx, [n, c, h, w])).collect();
+        Parts(if apart { dx } else { cut::<Self>(join::<Self>(dx), &channels) })
     }
 
-    fn conv_weight_grad(x: FlexTensor, dy: FlexTensor, kernel: [usize; 2], config: ConvConfig) -> FlexTensor {
-        weight_grad(vec![x], dy, kernel, config)
-    }
-
-    fn conv_joined_weight_grad(x: Parts<Self>, dy: FlexTensor, kernel: [usize; 2], config: ConvConfig) -> FlexTensor {
-        weight_grad(x.0, dy, kernel, config)
+    fn conv_weight_grad(x: Parts<Self>, dy: FlexTensor, kernel @ [kh, kw]: [usize; 2], config: ConvConfig) -> FlexTensor {
+        let dims @ [_, ci, ..] = together(&x.0);
+        let weight = [dy.shape()[1], ci, kh, kw];
+        let Some((shape, precision)) = method(x.0.iter().chain([&dy]), dims, weight, &config) else {
+            return portable::conv_weight_grad::<Self>(join::<Self>(x.0), dy, kernel, config);
+        };
+        let apart = cpu::takes_parts(config.lowering, cpu::weight_grad_precision(&shape, precision), &shape);
+        let (x, dy) = (readable(x.0, apart), contiguous(dy));
+        let x: Vec<_> = x.iter().map(values).collect();
+        written(weight, |dw| cpu::weight_grad(&shape, config.lowering, precision, &x, values(&dy), dw))
     }
 
     fn norm_act(x: FlexTensor, _: Maybe<Self>, channels: NormChannels<Self>, step: NormStep) -> NormOutput<Self> {

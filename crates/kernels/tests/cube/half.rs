@@ -4,7 +4,7 @@
 use crate::launches::{assert_ours, trace};
 use crate::norm::error_of_moments;
 use crate::support::{
-    Case, Numbers, any_convolution, any_window, case, cases, cube, data, device, numbers, on_each_device, pattern, relative,
+    self, Case, Numbers, any_convolution, any_window, case, cases, cube, data, device, numbers, on_each_device, pattern, relative,
 };
 use bellows_kernels::cube::set_workspace_bytes;
 use bellows_kernels::operands::{Maybe, NormChannels};
@@ -70,8 +70,8 @@ fn check_convolution(case: &Case) {
     let w = cube(case.w());
     let [y, _, dx, dw] = case.on_flex().map(Numbers::into_f32);
     check("y", CubeBackend::conv_forward(half(case.x()), w.clone(), Some(cube(case.bias())).into(), config), IMAGE, &y);
-    check("dx", CubeBackend::conv_data_grad(held(case.dy()), w, case.input(), config), GRADIENT, &dx);
-    check("dw", CubeBackend::conv_weight_grad(half(case.x()), held(case.dy()), [k; 2], config), PARAMETER, &dw);
+    check("dx", support::data_grad(held(case.dy()), w, case.input(), config), GRADIENT, &dx);
+    check("dw", support::weight_grad(half(case.x()), held(case.dy()), [k; 2], config), PARAMETER, &dw);
 }
 
 /// A few shapes: lavapipe compiles a kernel of each for some 5 s.

@@ -1,8 +1,9 @@
 //! The operations Bellows owns: convolution by a chosen algorithm, normalisation fused with its activation, and what else a detector and a
 //! language model compute, a module each.
 //!
-//! Burn's tensors go in and come out; which kernel runs follows from the tensor's device. Here and in each module a trait ([`ops`] here) defines
-//! operations for every backend, `flex` has the processor's kernels, `cube` those of CubeCL devices, and `autodiff` the gradients. What a network should
+//! Burn's tensors go in and come out; which kernel runs follows from the tensor's device. In each module a trait defines operations for every backend; the
+//! processor's kernels and the gradients stand beside it, `cube` has the kernels of CubeCL devices, and `portable` what each operation is in Burn's own
+//! words. (Of convolution and normalisation the trait is in [`ops`], and the others are in `flex` and `autodiff`.) What a network should
 //! not do itself (choose an algorithm, keep tensors for a backward pass, recycle memory) is done here, so that a layer stays one line. Shapes that do not
 //! fit each other are a mistake of the program: the function that is given them panics and says what they were.
 

@@ -26,7 +26,7 @@ use crate::decoder::DecoderOps;
 use crate::matrices::MatrixOps;
 use crate::rows::ids;
 use crate::steps::{Autodiff, CheckpointStrategy, recorded};
-use backward::{Above, Keys, query_grads};
+use backward::{Above, key_grads, query_grads};
 use blocks::{Inputs, by_queries, rows_of_task};
 use forward::forward;
 use sizes::Sizes;
@@ -70,16 +70,16 @@ pub fn attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, first: Tensor<2, Int>
     Tensor::from_dispatch(Dispatch::attend(q, k, v, first.into_dispatch(), scale).0)
 }
 
-/// The first keys, each at most its query's own position.
-fn firsts(first: &FlexTensor, sizes: Sizes) -> Option<Vec<usize>> {
-    let first = ids(first)?;
-    Some(first.into_iter().enumerate().map(|(i, first)| first.min(sizes.position(i % sizes.s))).collect())
+/// The sizes and the first keys, each at most its query's own position, of what our kernels compute.
+fn ours<const N: usize>(all: [&FlexTensor; N], first: &FlexTensor) -> Option<(Sizes, Vec<usize>)> {
+    let sizes = Sizes::new(all[0], all[1]);
+    let first = ids(&contiguous(first.clone())).filter(|_| all_f32(all) && all[0].shape().num_elements() > 0)?;
+    Some((sizes, first.into_iter().enumerate().map(|(i, first)| first.min(sizes.position(i % sizes.s))).collect()))
 }
 
 impl AttentionOps for Flex {
     fn attend(q: FlexTensor, k: FlexTensor, v: FlexTensor, first: FlexTensor, scale: f64) -> (FlexTensor, FlexTensor) {
-        let (sizes, first) = (Sizes::new(&q, &k), contiguous(first));
-        let (true, Some(seen)) = (all_f32([&q, &k, &v]) && q.shape().num_elements() > 0, firsts(&first, sizes)) else {
+        let Some((sizes, seen)) = ours([&q, &k, &v], &first) else {
             return portable::attend::<Self>(portable::SCORES, q, k, v, first, scale);
         };
         let ([q, k, v], level) = ([q, k, v].map(contiguous), simd::level());
@@ -112,9 +112,7 @@ impl AttentionOps for Flex {
         dy: FlexTensor,
         scale: f64,
     ) -> (FlexTensor, FlexTensor, FlexTensor) {
-        let (sizes, first) = (Sizes::new(&q, &k), contiguous(first));
-        let all = all_f32([&q, &k, &v, &y, &sums, &dy]) && q.shape().num_elements() > 0;
-        let (true, Some(seen)) = (all, firsts(&first, sizes)) else {
+        let Some((sizes, seen)) = ours([&q, &k, &v, &y, &sums, &dy], &first) else {
             return portable::attend_grad::<Self>(portable::SCORES, q, k, v, first, dy, scale);
         };
         let ([q, k, v, y, sums, dy], level) = ([q, k, v, y, sums, dy].map(contiguous), simd::level());
@@ -135,7 +133,7 @@ impl AttentionOps for Flex {
             parts.for_each(|(i, (dk, dv))| {
                 let keys = i * size..t.min((i + 1) * size);
                 let out = [dk, dv].map(|rows| rows.chunks_exact_mut(d).collect());
-                simd::run(level, Keys { inputs, above, head, keys, out });
+                key_grads(level, inputs, above, head, keys, out);
             });
         });
         let heads = [b, g * group, s, d];

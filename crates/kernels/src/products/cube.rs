@@ -107,18 +107,15 @@ impl ProductOps for CubeBackend {
         precision: Precision,
     ) -> CubeTensor {
         let (bias, branch) = (bias.into_option(), branch.into_option());
-        match of_words(&x, &weight, precision, true) {
-            Some(y) => portable::beside::<Self>(x, y, bias, branch, precision),
-            None => portable::linear::<Self>(x, factor(weight), bias, branch, precision),
-        }
+        let y = of_words(&x, &weight, precision, true);
+        let y = y.unwrap_or_else(|| portable::by_weight::<Self>(x.clone(), factor(weight), false, precision));
+        portable::beside::<Self>(x, y, bias, branch, precision)
     }
 
     fn linear_data_grad(dy: CubeTensor, weight: StoredWeight<Self>, branch: Branch<Self>, precision: Precision) -> CubeTensor {
-        let branch = branch.into_option();
-        match of_words(&dy, &weight, precision, false) {
-            Some(dx) => portable::beside_grad::<Self>(dy, dx, branch, precision),
-            None => portable::linear_data_grad::<Self>(dy, factor(weight), branch, precision),
-        }
+        let dx = of_words(&dy, &weight, precision, false);
+        let dx = dx.unwrap_or_else(|| portable::by_weight::<Self>(dy.clone(), factor(weight), true, precision));
+        portable::beside_grad::<Self>(dy, dx, branch.into_option(), precision)
     }
 
     fn dense_weight(weight: StoredWeight<Self>) -> CubeTensor {

@@ -63,7 +63,8 @@ pub trait ProductOps: MatrixOps {
         #[extension_type] branch: Branch<Self>,
         precision: Precision,
     ) -> Float<Self> {
-        portable::linear_data_grad::<Self>(dy, factor(weight), branch.into_option(), precision)
+        let dx = portable::by_weight::<Self>(dy.clone(), factor(weight), true, precision);
+        portable::beside_grad::<Self>(dy, dx, branch.into_option(), precision)
     }
 
     /// Its gradient for W, `[out, in]`: `dyᵀ x`.
@@ -250,7 +251,8 @@ impl ProductOps for Flex {
     ) -> FlexTensor {
         let (bias, branch) = (bias.into_option(), branch.into_option());
         if !ours([&x].into_iter().chain(&bias), &weight, &branch) {
-            return portable::linear::<Self>(x, factor(weight), bias, branch, precision);
+            let y = portable::by_weight::<Self>(x.clone(), factor(weight), false, precision);
+            return portable::beside::<Self>(x, y, bias, branch, precision);
         }
         product(x, weight, bias, branch, false, precision)
     }
@@ -258,7 +260,8 @@ impl ProductOps for Flex {
     fn linear_data_grad(dy: FlexTensor, weight: StoredWeight<Self>, branch: Branch<Self>, precision: Precision) -> FlexTensor {
         let branch = branch.into_option();
         if !ours([&dy], &weight, &branch) {
-            return portable::linear_data_grad::<Self>(dy, factor(weight), branch, precision);
+            let dx = portable::by_weight::<Self>(dy.clone(), factor(weight), true, precision);
+            return portable::beside_grad::<Self>(dy, dx, branch, precision);
         }
         product(dy, weight, None, branch, true, precision)
     }

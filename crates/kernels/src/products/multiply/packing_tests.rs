@@ -9,7 +9,7 @@ use super::super::{Operand, Stored};
 use super::*;
 use crate::cpu::Precision;
 use crate::cpu::reference::noise;
-use crate::cpu::simd::Level;
+use crate::cpu::simd::{Level, Simd, Task};
 
 /// What is done of a product.
 #[derive(Clone, Copy)]

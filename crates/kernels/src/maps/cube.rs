@@ -14,7 +14,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::cube_kernels::{Member, With, group_kernel, map_kernel};
-use super::operands::{Maps, StoredMap};
+use super::operands::Maps;
 use super::{MapOps, portable};
 use crate::cpu::Precision;
 use crate::cube::block::Block;
@@ -27,7 +27,7 @@ use crate::cube::trace::{note, note_room};
 use crate::operands::Maybe;
 use crate::planes::Parts;
 use crate::policy::{Lowering, default_lowering};
-use crate::products::{ProductOps, StoredBranch, StoredWeight, factors, in_words, rounded};
+use crate::products::{Branch, ProductOps, StoredBranch, StoredMap, StoredWeight, factors, in_words, rounded};
 use crate::shapes::expect;
 
 /// Whether our kernels take these.
@@ -37,7 +37,9 @@ fn ours<'a>(tensors: impl IntoIterator<Item = &'a CubeTensor>, maps: &Maps<CubeB
             StoredWeight::Dense(weight) => is_image_type(weight.dtype) && weight.meta.shape().num_elements() > 0,
             StoredWeight::Blocks { shape, .. } => shape.iter().product::<usize>() > 0,
         };
-        weight && covers(map.bias.iter().chain(map.branch.iter().flat_map(|branch| [&branch.a, &branch.b])))
+        let bias = if let Maybe::Some(bias) = &map.bias { Some(bias) } else { None };
+        let branch = if let Branch::LowRank(branch) = &map.branch { Some([&branch.a, &branch.b]) } else { None };
+        weight && covers(bias.into_iter().chain(branch.into_iter().flatten()))
     };
     default_lowering() == Lowering::Gemm && precision != Precision::PureF16 && covers(tensors) && maps.0.iter().all(of_map)
 }
@@ -282,7 +284,8 @@ impl Settled {
         let mut settled = Self { weights: Vec::new(), biases: Vec::new(), branches: Vec::new(), starts: vec![0] };
         for StoredMap { weight, bias, branch } in maps.0 {
             settled.weights.push(weight);
-            settled.biases.push(bias.map(into_contiguous));
+            settled.biases.push(bias.into_option().map(into_contiguous));
+            let branch = branch.into_option();
             let branch =
                 branch.map(|StoredBranch { a, b, scaling }| StoredBranch { a: into_contiguous(a), b: into_contiguous(b), scaling });
             let rank = branch.as_ref().map_or(0, |branch| dims(&branch.a)[0]);

@@ -16,12 +16,12 @@ use burn::backend::tensor::FloatTensor as Float;
 use burn::backend::{Dispatch, Flex, backend_extension};
 use burn::tensor::Tensor;
 
-pub use operands::{Maps, StoredMap};
+pub use operands::Maps;
 
 use crate::cpu::Precision;
 use crate::operands::Maybe;
 use crate::planes::{Parts, PlaneOps};
-use crate::products::{LowRank, ProductOps, StoredBranch, Weight};
+use crate::products::{LowRank, ProductOps, StoredBranch, StoredMap, Weight};
 use crate::shapes;
 
 /// Most maps of an input: the number of an operation's parents is part of its type.
@@ -97,10 +97,11 @@ pub fn maps<const N: usize, const D: usize>(x: Tensor<D>, maps: [Map; N], onto: 
 
 impl Map {
     fn into_dispatch(self) -> StoredMap<Dispatch> {
+        let branch = |LowRank { a, b, scaling }| StoredBranch { a: Tensor::into_dispatch(a), b: Tensor::into_dispatch(b), scaling };
         StoredMap {
             weight: self.weight.into_dispatch(),
-            bias: self.bias.map(Tensor::into_dispatch),
-            branch: self.branch.map(|LowRank { a, b, scaling }| StoredBranch { a: a.into_dispatch(), b: b.into_dispatch(), scaling }),
+            bias: self.bias.map(Tensor::into_dispatch).into(),
+            branch: self.branch.map(branch).into(),
         }
     }
 }

@@ -11,13 +11,12 @@ use cubecl::prelude::*;
 use super::cube_file::{EACH, file_kernel};
 use super::nf4::{BLOCK, GROUP, LEVELS, MAGNITUDES};
 pub(crate) use super::portable::factors;
-use super::{Branch, Form, ProductOps, StoredWeight, factor, portable};
+use super::{Branch, Form, ProductOps, StoredMap, StoredWeight, factor, portable};
 use crate::cpu::Precision;
 use crate::cube::launch::{is_image_type, launch};
 use crate::cube::matrices::product_with;
 use crate::cube::packing::Packing;
 use crate::cube::pixels::empty;
-use crate::operands::Maybe;
 use crate::policy::{Lowering, default_lowering};
 
 /// The upper half of an f32 is a bf16: two a word.
@@ -99,13 +98,7 @@ pub(crate) fn in_words(weight: &StoredWeight<CubeBackend>) -> Option<(CubeTensor
 }
 
 impl ProductOps for CubeBackend {
-    fn linear_forward(
-        x: CubeTensor,
-        weight: StoredWeight<Self>,
-        bias: Maybe<Self>,
-        branch: Branch<Self>,
-        precision: Precision,
-    ) -> CubeTensor {
+    fn linear_forward(x: CubeTensor, StoredMap { weight, bias, branch }: StoredMap<Self>, precision: Precision) -> CubeTensor {
         let (bias, branch) = (bias.into_option(), branch.into_option());
         let y = of_words(&x, &weight, precision, true);
         let y = y.unwrap_or_else(|| portable::by_weight::<Self>(x.clone(), factor(weight), false, precision));

@@ -33,12 +33,11 @@ pub(crate) use cube::{factors, in_words, rounded};
 pub(crate) use multiply::multiply;
 pub(crate) use operand::{Operand, Stored, Term};
 pub use packed::{Coding, Form};
-pub use weight::{Blocks, Branch, StoredBranch, StoredWeight, Weight};
+pub use weight::{Blocks, Branch, StoredBranch, StoredMap, StoredWeight, Weight};
 
 use crate::buffers::{all_f32, contiguous, values, written};
 use crate::cpu::{Precision, scratch, simd};
 use crate::matrices::MatrixOps;
-use crate::operands::Maybe;
 use crate::shapes;
 use operand::decode;
 use packed::Packed;
@@ -48,13 +47,7 @@ use packed::Packed;
 #[backend_extension(Flex, Cube, Autodiff)]
 pub trait ProductOps: MatrixOps {
     /// `y = x Wᵀ + b + s (x Aᵀ) Bᵀ`.
-    fn linear_forward(
-        x: Float<Self>,
-        #[extension_type] weight: StoredWeight<Self>,
-        #[extension_type] bias: Maybe<Self>,
-        #[extension_type] branch: Branch<Self>,
-        precision: Precision,
-    ) -> Float<Self>;
+    fn linear_forward(x: Float<Self>, #[extension_type] map: StoredMap<Self>, precision: Precision) -> Float<Self>;
 
     /// Its gradient for x: `dy W + s (dy B) A`.
     fn linear_data_grad(
@@ -126,8 +119,8 @@ pub fn linear(x: Tensor<2>, weight: impl Into<Weight>, bias: Option<Tensor<1>>, 
     if let Some(bias) = &bias {
         shapes::expect("a bias", bias.dims(), [out]);
     }
-    let (weight, bias) = (weight.into_dispatch(), bias.map(Tensor::into_dispatch).into());
-    Tensor::from_dispatch(Dispatch::linear_forward(x.into_dispatch(), weight, bias, Branch::Zero, precision))
+    let map = StoredMap { weight: weight.into_dispatch(), bias: bias.map(Tensor::into_dispatch).into(), branch: Branch::Zero };
+    Tensor::from_dispatch(Dispatch::linear_forward(x.into_dispatch(), map, precision))
 }
 
 /// Gradient of [`linear`]'s x from dy `[N, out]`: `dy W`, `[N, in]`; not differentiable itself.
@@ -242,13 +235,7 @@ fn product(
 }
 
 impl ProductOps for Flex {
-    fn linear_forward(
-        x: FlexTensor,
-        weight: StoredWeight<Self>,
-        bias: Maybe<Self>,
-        branch: Branch<Self>,
-        precision: Precision,
-    ) -> FlexTensor {
+    fn linear_forward(x: FlexTensor, StoredMap { weight, bias, branch }: StoredMap<Self>, precision: Precision) -> FlexTensor {
         let (bias, branch) = (bias.into_option(), branch.into_option());
         if !ours([&x].into_iter().chain(&bias), &weight, &branch) {
             let y = portable::by_weight::<Self>(x.clone(), factor(weight), false, precision);

@@ -1,4 +1,4 @@
-//! A weight as it is stored, dense in some float type or in blocks, and a low-rank branch beside it, as the operations take them.
+//! A weight as it is stored, dense in some float type or in blocks, and what is beside it in a linear map, as the operations take them.
 
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, Dispatch, ExtensionType, TensorMetadata};
@@ -7,6 +7,7 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
 use super::packed::{Coding, Form};
 use super::{int8, nf4};
+use crate::operands::Maybe;
 
 /// A frozen matrix in few bits a value.
 #[derive(Module, Debug)]
@@ -171,7 +172,7 @@ pub struct StoredBranch<B: Backend> {
 }
 
 /// A branch or none: an operation of a backend extension takes no `Option`.
-#[derive(ExtensionType)]
+#[derive(ExtensionType, Clone, Debug)]
 pub enum Branch<B: Backend> {
     /// None.
     Zero,
@@ -193,4 +194,18 @@ impl<B: Backend> From<Option<StoredBranch<B>>> for Branch<B> {
     fn from(branch: Option<StoredBranch<B>>) -> Self {
         branch.map_or(Self::Zero, Self::LowRank)
     }
+}
+
+/// A linear map: a weight, and what is beside it.
+#[derive(ExtensionType, Clone, Debug)]
+pub struct StoredMap<B: Backend> {
+    /// `[out, in]`.
+    #[extension_type]
+    pub weight: StoredWeight<B>,
+    /// `[out]`.
+    #[extension_type]
+    pub bias: Maybe<B>,
+    /// The adapter.
+    #[extension_type]
+    pub branch: Branch<B>,
 }

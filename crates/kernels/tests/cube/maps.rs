@@ -8,10 +8,10 @@ use crate::support::{
 };
 use bellows_kernels::arena::ArenaOps;
 use bellows_kernels::cube::{launches, shared_memory_works};
-use bellows_kernels::maps::{MapOps, Maps, StoredMap};
+use bellows_kernels::maps::{MapOps, Maps};
 use bellows_kernels::operands::Maybe;
 use bellows_kernels::planes::Parts;
-use bellows_kernels::products::{StoredBranch, StoredWeight};
+use bellows_kernels::products::{Branch, StoredBranch, StoredMap, StoredWeight};
 use bellows_kernels::{Lowering, Places, Precision, set_default_lowering};
 use burn::backend::ops::FloatTensorOps;
 use burn::tensor::{DType, Shape, TensorData};
@@ -102,8 +102,8 @@ impl Case {
             let values = pattern(stream, out * input);
             StoredMap {
                 weight: weight(if words { cut(values) } else { values }, [out, input]),
-                bias: bias.then(|| upload(data(stream + 1, [out]))),
-                branch: (rank > 0).then_some(branch),
+                bias: bias.then(|| upload(data(stream + 1, [out]))).into(),
+                branch: (rank > 0).then_some(branch).into(),
             }
         };
         let maps = || Maps::<B>(self.maps.iter().enumerate().map(one).collect());
@@ -180,8 +180,8 @@ fn gradients_of_a_branch_are_no_arena() {
     let (rows, input, out, rank) = (6, 22, 5, 3);
     let matrix = |stream: u64, shape: [usize; 2]| cube(data(stream, shape));
     let maps = || {
-        let branch = Some(StoredBranch { a: matrix(2, [rank, input]), b: matrix(3, [out, rank]), scaling: 0.7 });
-        Maps::<CubeBackend>(vec![StoredMap { weight: StoredWeight::Dense(matrix(1, [out, input])), bias: None, branch }])
+        let branch = Branch::LowRank(StoredBranch { a: matrix(2, [rank, input]), b: matrix(3, [out, rank]), scaling: 0.7 });
+        Maps::<CubeBackend>(vec![StoredMap { weight: StoredWeight::Dense(matrix(1, [out, input])), bias: Maybe::None, branch }])
     };
     let x = matrix(4, [rows, input]);
     let mut kept = CubeBackend::maps(x.clone(), maps(), Maybe::None, Precision::F32).0;

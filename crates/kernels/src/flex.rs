@@ -19,7 +19,6 @@ fn extent(x: &FlexTensor) -> Extent {
     Extent { batch, channels, plane: height * width }
 }
 
-/// The channels' constants.
 fn constants(NormChannels { mean, variance, gamma, beta }: NormChannels<Flex>, step: NormStep) -> Vec<cpu_norm::Channel> {
     let [mean, variance, gamma, beta] = [mean, variance, gamma, beta].map(contiguous);
     cpu_norm::channels(values(&mean), values(&variance), values(&gamma), values(&beta), step.epsilon)

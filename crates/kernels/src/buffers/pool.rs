@@ -8,7 +8,6 @@ use super::heap::{block, forget_advice};
 /// Requests after which an unwanted block is freed; a training step makes a few hundred.
 pub(super) const PATIENCE: u64 = 4096;
 
-/// A block that nobody uses.
 struct Free(Vec<f32>);
 
 impl Drop for Free {

@@ -74,9 +74,7 @@ pub fn processor_choices() -> String {
 
 struct Tiles(usize);
 
-impl Task for Tiles {
-    type Out = f32;
-
+impl Task<f32> for Tiles {
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) -> f32 {
         let (rows, cols, depth, group) = (S::PANEL, S::NR, DEPTH / S::TOGETHER, Group { size: S::GROUP, apart: 0 });

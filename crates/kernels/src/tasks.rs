@@ -15,9 +15,7 @@ macro_rules! task {
                 $($arg: $type),*
             }
 
-            impl<'a $(, $long)?> $crate::cpu::simd::Task for Arguments<'a $(, $long)?> {
-                type Out = $out;
-
+            impl<'a $(, $long)?> $crate::cpu::simd::Task<$out> for Arguments<'a $(, $long)?> {
                 #[inline(always)]
                 fn run<$set: $crate::cpu::simd::Simd>(self, $simd: $set) -> $out {
                     let Self { $($arg),* } = self;

@@ -228,8 +228,6 @@ impl Division<'_> {
 }
 
 impl Task for Strip<'_, '_> {
-    type Out = ();
-
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
         let Shared { product, view, factors, group, images, values } = *self.shared;

@@ -103,8 +103,6 @@ fn strip_rows(view: &View, images: usize, channels: usize, parts: usize) -> usiz
 }
 
 impl<'a> Task for Part<'a, '_> {
-    type Out = ();
-
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let Shared { shape, view, rows, channels: rows_of, x, x_planes, dy_planes, group, .. } = *self.shared;
@@ -245,8 +243,6 @@ struct Reduce<'a> {
 }
 
 impl Task for Reduce<'_> {
-    type Out = ();
-
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let mut block = [0.0; MAX_LANES * MAX_LANES];

@@ -52,8 +52,6 @@ struct Groups<'a> {
 }
 
 impl Task for Groups<'_> {
-    type Out = ();
-
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let (product, inputs) = (self.product, self.product.source.channels);
@@ -87,8 +85,6 @@ struct Columns<'a> {
 }
 
 impl Task for Columns<'_> {
-    type Out = ();
-
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
         let (inputs, taps) = (self.product.source.channels, self.product.taps());

@@ -468,7 +468,7 @@ pub(super) mod model {
     }
 
     /// Runs `task` over the model.
-    pub(crate) fn run<T: Task>(task: T) -> T::Out {
+    pub(crate) fn run<Out, T: Task<Out>>(task: T) -> Out {
         task.run(Arrays::<Model, SIDE, SIDE>::new())
     }
 }

@@ -112,8 +112,7 @@ impl Level {
     /// Its sizes.
     pub fn form(self) -> Form {
         struct Ask;
-        impl Task for Ask {
-            type Out = Form;
+        impl Task<Form> for Ask {
             #[inline(always)]
             fn run<S: Simd>(self, _: S) -> Form {
                 Form { lanes: S::LANES, mr: S::MR, nr: S::NR, panel: S::PANEL, terms: S::TERMS, group: S::GROUP }
@@ -197,7 +196,7 @@ pub fn with_levels<R>(levels: [Level; 2], f: impl FnOnce() -> R) -> R {
 }
 
 /// Runs `task` compiled for `level`.
-pub fn run<T: Task>(level: Level, task: T) -> T::Out {
+pub fn run<Out, T: Task<Out>>(level: Level, task: T) -> Out {
     match level {
         #[cfg(target_arch = "aarch64")]
         Level::Neon => task.run(neon::Neon),

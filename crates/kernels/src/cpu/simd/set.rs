@@ -451,8 +451,7 @@ pub trait Simd: Vectors {
 }
 
 /// A kernel with its arguments.
-pub trait Task {
-    type Out;
+pub trait Task<Out = ()> {
     /// Does the work; must be `#[inline(always)]`.
-    fn run<S: Simd>(self, simd: S) -> Self::Out;
+    fn run<S: Simd>(self, simd: S) -> Out;
 }

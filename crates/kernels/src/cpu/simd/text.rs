@@ -328,9 +328,9 @@ macro_rules! entrance {
         entrance!(once available [$($feature)*], $proof);
     };
     (once available [$($feature:tt)*], $proof:expr) => {
-        pub fn run<T: Task>(task: T) -> T::Out {
+        pub fn run<Out, T: Task<Out>>(task: T) -> Out {
             #[target_feature($(enable = $feature),*)]
-            fn inner<T: Task, S: Simd>(task: T, simd: S) -> T::Out {
+            fn inner<Out, T: Task<Out>, S: Simd>(task: T, simd: S) -> Out {
                 task.run(simd)
             }
             assert!(available());

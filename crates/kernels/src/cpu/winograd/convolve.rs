@@ -165,8 +165,6 @@ impl Multiply<'_> {
 }
 
 impl Task for Multiply<'_> {
-    type Out = ();
-
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
         let (tiling, rows) = (self.tiling, self.rows.clone());

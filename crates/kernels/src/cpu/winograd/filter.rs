@@ -62,8 +62,6 @@ struct Forward<'a> {
 }
 
 impl Task for Forward<'_> {
-    type Out = ();
-
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
         let l = S::LANES;
@@ -132,8 +130,6 @@ pub struct Gradient<'a, 'b> {
 }
 
 impl Task for Gradient<'_, '_> {
-    type Out = ();
-
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
         let l = S::LANES;

@@ -87,8 +87,6 @@ pub struct Transform<'a> {
 }
 
 impl Task for Transform<'_> {
-    type Out = ();
-
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let l = S::LANES;

@@ -157,7 +157,6 @@ fn points_are_odd_numbers_of_cache_lines_apart() {
 fn matrices_multiply_polynomials() {
     struct Identity;
     impl Task for Identity {
-        type Out = ();
         fn run<S: Simd>(self, s: S) {
             let first = |v: S::V| {
                 let mut lanes = vec![0.0; S::LANES];

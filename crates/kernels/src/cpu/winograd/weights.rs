@@ -150,8 +150,6 @@ struct Accumulate<'a> {
 }
 
 impl Task for Accumulate<'_> {
-    type Out = ();
-
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let l = S::LANES;

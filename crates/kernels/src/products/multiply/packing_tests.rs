@@ -37,8 +37,6 @@ struct Timed<'a, 'b> {
 }
 
 impl Task for Timed<'_, '_> {
-    type Out = ();
-
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let Term { left, right, depth, .. } = *self.term;
@@ -100,9 +98,7 @@ impl Task for Timed<'_, '_> {
 /// The weight of a term with so many columns, packed tile by tile, the tiles of a block of the sum next to each other.
 struct Pack<'a>(&'a Term<'a>, usize);
 
-impl Task for Pack<'_> {
-    type Out = Vec<f32>;
-
+impl Task<Vec<f32>> for Pack<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) -> Vec<f32> {
         let Self(&Term { right, depth, .. }, columns) = self;

@@ -12,7 +12,7 @@ use burn::tensor::{DType, FloatDType, Shape};
 
 use crate::listen::told;
 use crate::norm_parts;
-use crate::operands::{ConvConfig, Convolved, Maybe, NormChannels, NormOutput, NormStep};
+use crate::operands::{ConvConfig, Maybe, NormChannels, NormOutput, NormStep};
 use crate::ops::KernelOps;
 use crate::planes::{HALF_GRADIENTS, Parts, PlaneOps};
 use crate::steps::{Autodiff, CheckpointStrategy, Float, NodeId, Parents, recomputed, recorded};
@@ -77,14 +77,14 @@ impl Conv {
         if parents.wants(0) {
             let x = Parts(x.into_iter().map(|x| parents.kept::<B>(x)).collect());
             parents.give::<B>(0, || {
-                let dw = B::conv_joined_weight_grad(x, dy.clone(), kernel, config);
+                let dw = B::conv_weight_grad(x, dy.clone(), kernel, config);
                 told::<B>(weight, &dw);
                 dw
             });
         }
         if (1..bias).any(|part| parents.wants(part)) {
             let weight = parents.kept::<B>(weight);
-            let dx = B::conv_joined_data_grad(dy, weight, channels, input, config);
+            let dx = B::conv_data_grad(dy, weight, channels, input, config);
             dx.0.into_iter().zip(1..).for_each(|(dx, part)| parents.give::<B>(part, || dx));
         }
     }
@@ -98,15 +98,15 @@ impl<B: KernelOps, C: CheckpointStrategy> KernelOps for Autodiff<B, C> {
         Conv::in_the_graph::<B, C>(&[x], &weight, bias.as_ref(), config, y)
     }
 
-    fn conv_joined(mut x: Parts<Self>, weight: Float<Self>, config: ConvConfig) -> Convolved<Self> {
+    fn conv_joined(mut x: Parts<Self>, weight: Float<Self>, config: ConvConfig) -> (Float<Self>, Option<Float<Self>>) {
         if x.0.len() > MOST_PARTS {
             let rest = x.0.split_off(MOST_PARTS - 1);
             x.0.push(Self::concat_channels(Parts(rest)));
         }
         let parts = Parts(x.0.iter().map(|x| x.clone().into_primitive()).collect());
-        let Convolved { y, moments } = B::conv_joined(parts, weight.clone().into_primitive(), config);
+        let (y, moments) = B::conv_joined(parts, weight.clone().into_primitive(), config);
         let y = Conv::in_the_graph::<B, C>(&x.0, &weight, None, config, y);
-        Convolved { y, moments: moments.into_option().map(Self::from_inner).into() }
+        (y, moments.map(Self::from_inner))
     }
 
     fn norm_act(x: Float<Self>, moments: Maybe<Self>, channels: NormChannels<Self>, step: NormStep) -> NormOutput<Self> {

@@ -20,6 +20,7 @@ mod pooled;
 
 use std::sync::Arc;
 
+use burn::backend::TensorMetadata;
 use burn::tensor::{Bytes, DType, Shape};
 use burn_flex::{FlexTensor, Layout};
 use rayon::prelude::*;
@@ -59,21 +60,19 @@ pub(crate) fn all_f32<'a>(tensors: impl IntoIterator<Item = &'a FlexTensor>) -> 
 
 /// A contiguous tensor's values, to be written over: its own memory if nobody else holds it, else a copy.
 pub(crate) fn owned(tensor: FlexTensor) -> Vec<f32> {
-    // A view of a part of a block must not be taken for the whole of it.
-    let whole = tensor.bytes().len() == size_of::<f32>() * tensor.layout().num_elements();
-    let tensor = match if whole { into_block(tensor) } else { Err(tensor) } {
-        Ok(block) => return block,
-        Err(tensor) => tensor,
-    };
-    let values = tensor.as_slice::<f32>().unwrap_or_default();
-    let mut copy = take(values.len());
-    copy.copy_from_slice(values);
-    copy
+    into_block(tensor).unwrap_or_else(|tensor| {
+        let values = values(&tensor);
+        let mut copy = take(values.len());
+        copy.copy_from_slice(values);
+        copy
+    })
 }
 
 /// The memory of an f32 tensor that nobody else holds and that came from a `Vec<f32>`; otherwise the tensor.
 fn into_block(tensor: FlexTensor) -> Result<Vec<f32>, FlexTensor> {
-    if tensor.dtype() != DType::F32 || !tensor.is_unique() {
+    // A view of a part of a block must not be taken for the whole of it.
+    let whole = tensor.bytes().len() == size_of::<f32>() * tensor.layout().num_elements();
+    if !whole || tensor.dtype() != DType::F32 || !tensor.is_unique() {
         return Err(tensor);
     }
     let (bytes, layout) = (tensor.data_arc(), tensor.layout().clone());
@@ -90,6 +89,22 @@ pub(crate) fn tensor(values: Vec<f32>, shape: impl Into<Shape>) -> FlexTensor {
     FlexTensor::new(bytes, Layout::contiguous(shape), DType::F32)
 }
 
+/// A tensor of this shape, all of whose values `write` writes.
+pub(crate) fn written(shape: impl Into<Shape>, write: impl FnOnce(&mut [f32])) -> FlexTensor {
+    let shape = shape.into();
+    let mut values = take(shape.num_elements());
+    write(&mut values);
+    tensor(values, shape)
+}
+
+/// A tensor with its values changed, in its own memory if nobody else holds it.
+pub(crate) fn changed(x: FlexTensor, change: impl FnOnce(&mut [f32])) -> FlexTensor {
+    let shape = x.shape();
+    let mut values = owned(contiguous(x));
+    change(&mut values);
+    tensor(values, shape)
+}
+
 /// The values of a tensor that [`contiguous`] returned.
 pub(crate) fn values(tensor: &FlexTensor) -> &[f32] {
     // `contiguous` made it so; an empty slice fails the kernels' length checks rather than computing nonsense.
@@ -103,10 +118,11 @@ pub(crate) fn contiguous(x: FlexTensor) -> FlexTensor {
         return if x.is_contiguous() { x } else { x.to_contiguous() };
     }
     let starts: Vec<usize> = x.layout().strided_blocks().block_starts().collect();
-    let (from, mut out) = (x.storage::<f32>(), take(starts.len() * run));
-    let moves = out.par_chunks_exact_mut(run).zip(starts).with_min_len(worth_a_task(run));
-    moves.for_each(|(to, start)| to.copy_from_slice(&from[start..start + run]));
-    tensor(out, x.layout().shape().clone())
+    let from = x.storage::<f32>();
+    written(x.layout().shape().clone(), |out| {
+        let moves = out.par_chunks_exact_mut(run).zip(starts).with_min_len(worth_a_task(run));
+        moves.for_each(|(to, start)| to.copy_from_slice(&from[start..start + run]));
+    })
 }
 
 #[cfg(test)]

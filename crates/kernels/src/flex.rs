@@ -6,10 +6,10 @@ use burn::backend::ops::ModuleOps;
 use burn::backend::{Flex, TensorMetadata};
 use burn_flex::FlexTensor;
 
-use crate::buffers::{all_f32, contiguous, owned, take, tensor, values};
+use crate::buffers::{all_f32, contiguous, owned, take, tensor, values, written};
 use crate::cpu::{self, ConvShape, Epilogue, Precision};
 use crate::cpu_norm::{self, Extent};
-use crate::operands::{ConvConfig, Convolved, Maybe, NormChannels, NormGrads, NormOutput, NormStep};
+use crate::operands::{ConvConfig, Maybe, NormChannels, NormGrads, NormOutput, NormStep};
 use crate::ops::KernelOps;
 use crate::planes::{Parts, cut, join};
 use crate::portable;
@@ -19,7 +19,6 @@ fn extent(x: &FlexTensor) -> Extent {
     Extent { batch, channels, plane: height * width }
 }
 
-/// The channels' constants.
 fn constants(NormChannels { mean, variance, gamma, beta }: NormChannels<Flex>, step: NormStep) -> Vec<cpu_norm::Channel> {
     let [mean, variance, gamma, beta] = [mean, variance, gamma, beta].map(contiguous);
     cpu_norm::channels(values(&mean), values(&variance), values(&gamma), values(&beta), step.epsilon)
@@ -58,41 +57,8 @@ fn forward(x: Vec<FlexTensor>, weight: FlexTensor, bias: Maybe<Flex>, config: Co
     let x = readable(x, cpu::takes_parts(config.lowering, precision, &shape));
     let (weight, bias) = (contiguous(weight), bias.map(contiguous));
     let dims = [shape.batch, shape.out_channels, shape.out_height(), shape.out_width()];
-    let mut out = take(dims.iter().product());
     let (x, epilogue) = (x.iter().map(values).collect::<Vec<_>>(), Epilogue { bias: bias.as_ref().map(values), silu });
-    cpu::forward(&shape, config.lowering, precision, &x, values(&weight), epilogue, &mut out);
-    tensor(out, dims)
-}
-
-/// Gradients of parts of so many channels.
-fn data_grad(dy: FlexTensor, weight: FlexTensor, channels: &[usize], input @ [h, w]: [usize; 2], config: ConvConfig) -> Vec<FlexTensor> {
-    let n = dy.shape()[0];
-    let all: [usize; 1] = [channels.iter().sum()];
-    let Some((shape, precision)) = method([&dy, &weight], [n, all[0], h, w], weight.shape().dims(), &config) else {
-        return cut::<Flex>(portable::conv_data_grad::<Flex>(dy, weight, input, config), channels);
-    };
-    let apart = cpu::takes_parts(config.lowering, precision, &shape);
-    let own: &[usize] = if apart { channels } else { &all };
-    let (dy, weight) = (contiguous(dy), contiguous(weight));
-    let mut dx: Vec<Vec<f32>> = own.iter().map(|c| take(n * c * h * w)).collect();
-    let mut parts: Vec<&mut [f32]> = dx.iter_mut().map(Vec::as_mut_slice).collect();
-    cpu::data_grad(&shape, config.lowering, precision, values(&dy), values(&weight), &mut parts);
-    let dx: Vec<_> = dx.into_iter().zip(own).map(|(dx, &c)| tensor(dx, [n, c, h, w])).collect();
-    if apart { dx } else { cut::<Flex>(join::<Flex>(dx), channels) }
-}
-
-/// Of parts side by side.
-fn weight_grad(x: Vec<FlexTensor>, dy: FlexTensor, kernel @ [kh, kw]: [usize; 2], config: ConvConfig) -> FlexTensor {
-    let dims @ [_, ci, ..] = together(&x);
-    let weight = [dy.shape()[1], ci, kh, kw];
-    let Some((shape, precision)) = method(x.iter().chain([&dy]), dims, weight, &config) else {
-        return portable::conv_weight_grad::<Flex>(join::<Flex>(x), dy, kernel, config);
-    };
-    let apart = cpu::takes_parts(config.lowering, cpu::weight_grad_precision(&shape, precision), &shape);
-    let (x, dy) = (readable(x, apart), contiguous(dy));
-    let mut dw = take(weight.iter().product());
-    cpu::weight_grad(&shape, config.lowering, precision, &x.iter().map(values).collect::<Vec<_>>(), values(&dy), &mut dw);
-    tensor(dw, weight)
+    written(dims, |out| cpu::forward(&shape, config.lowering, precision, &x, values(&weight), epilogue, out))
 }
 
 impl KernelOps for Flex {
@@ -100,35 +66,46 @@ impl KernelOps for Flex {
         forward(vec![x], weight, bias, config, false)
     }
 
-    fn conv_joined(x: Parts<Self>, weight: FlexTensor, config: ConvConfig) -> Convolved<Self> {
-        Convolved { y: forward(x.0, weight, Maybe::None, config, false), moments: Maybe::None }
+    fn conv_joined(x: Parts<Self>, weight: FlexTensor, config: ConvConfig) -> (FlexTensor, Option<FlexTensor>) {
+        (forward(x.0, weight, Maybe::None, config, false), None)
     }
 
     fn conv_silu(x: FlexTensor, weight: FlexTensor, bias: Maybe<Self>, config: ConvConfig) -> FlexTensor {
         forward(vec![x], weight, bias, config, true)
     }
 
-    fn conv_data_grad(dy: FlexTensor, weight: FlexTensor, input: [usize; 2], config: ConvConfig) -> FlexTensor {
-        let channels = [weight.shape()[1] * config.groups];
-        join::<Self>(data_grad(dy, weight, &channels, input, config))
-    }
-
-    fn conv_joined_data_grad(
+    fn conv_data_grad(
         dy: FlexTensor,
         weight: FlexTensor,
         channels: Vec<usize>,
-        input: [usize; 2],
+        input @ [h, w]: [usize; 2],
         config: ConvConfig,
     ) -> Parts<Self> {
-        Parts(data_grad(dy, weight, &channels, input, config))
+        let n = dy.shape()[0];
+        let all = vec![channels.iter().sum()];
+        let Some((shape, precision)) = method([&dy, &weight], [n, all[0], h, w], weight.shape().dims(), &config) else {
+            return Parts(cut::<Self>(portable::conv_data_grad::<Self>(dy, weight, input, config), &channels));
+        };
+        let apart = cpu::takes_parts(config.lowering, precision, &shape);
+        let own = if apart { &channels } else { &all };
+        let (dy, weight) = (contiguous(dy), contiguous(weight));
+        let mut dx: Vec<Vec<f32>> = own.iter().map(|c| take(n * c * h * w)).collect();
+        let mut parts: Vec<&mut [f32]> = dx.iter_mut().map(Vec::as_mut_slice).collect();
+        cpu::data_grad(&shape, config.lowering, precision, values(&dy), values(&weight), &mut parts);
+        let dx: Vec<_> = dx.into_iter().zip(own).map(|(dx, &c)| tensor(dx, [n, c, h, w])).collect();
+        Parts(if apart { dx } else { cut::<Self>(join::<Self>(dx), &channels) })
     }
 
-    fn conv_weight_grad(x: FlexTensor, dy: FlexTensor, kernel: [usize; 2], config: ConvConfig) -> FlexTensor {
-        weight_grad(vec![x], dy, kernel, config)
-    }
-
-    fn conv_joined_weight_grad(x: Parts<Self>, dy: FlexTensor, kernel: [usize; 2], config: ConvConfig) -> FlexTensor {
-        weight_grad(x.0, dy, kernel, config)
+    fn conv_weight_grad(x: Parts<Self>, dy: FlexTensor, kernel @ [kh, kw]: [usize; 2], config: ConvConfig) -> FlexTensor {
+        let dims @ [_, ci, ..] = together(&x.0);
+        let weight = [dy.shape()[1], ci, kh, kw];
+        let Some((shape, precision)) = method(x.0.iter().chain([&dy]), dims, weight, &config) else {
+            return portable::conv_weight_grad::<Self>(join::<Self>(x.0), dy, kernel, config);
+        };
+        let apart = cpu::takes_parts(config.lowering, cpu::weight_grad_precision(&shape, precision), &shape);
+        let (x, dy) = (readable(x.0, apart), contiguous(dy));
+        let x: Vec<_> = x.iter().map(values).collect();
+        written(weight, |dw| cpu::weight_grad(&shape, config.lowering, precision, &x, values(&dy), dw))
     }
 
     fn norm_act(x: FlexTensor, _: Maybe<Self>, channels: NormChannels<Self>, step: NormStep) -> NormOutput<Self> {
@@ -147,9 +124,7 @@ impl KernelOps for Flex {
     fn norm_act_again(x: FlexTensor, channels: NormChannels<Self>, step: NormStep) -> FlexTensor {
         let true = all_f32([&x].into_iter().chain(channels.all())) else { return portable::norm_act_again::<Self>(x, channels, step) };
         let (x, channels) = (contiguous(x), constants(channels, step));
-        let mut out = take(values(&x).len());
-        cpu_norm::forward_again(extent(&x), values(&x), &channels, step.silu, &mut out);
-        tensor(out, x.shape())
+        written(x.shape(), |out| cpu_norm::forward_again(extent(&x), values(&x), &channels, step.silu, out))
     }
 
     fn norm_act_backward(x: FlexTensor, channels: NormChannels<Self>, dy: FlexTensor, step: NormStep) -> NormGrads<Self> {

@@ -1,8 +1,9 @@
 //! The operations Bellows owns: convolution by a chosen algorithm, normalisation fused with its activation, and what else a detector and a
 //! language model compute, a module each.
 //!
-//! Burn's tensors go in and come out; which kernel runs follows from the tensor's device. Here and in each module a trait ([`ops`] here) defines
-//! operations for every backend, `flex` has the processor's kernels, `cube` those of CubeCL devices, and `autodiff` the gradients. What a network should
+//! Burn's tensors go in and come out; which kernel runs follows from the tensor's device. In each module a trait defines operations for every backend; the
+//! processor's kernels and the gradients stand beside it, `cube` has the kernels of CubeCL devices, and `portable` what each operation is in Burn's own
+//! words. (Of convolution and normalisation the trait is in [`ops`], and the others are in `flex` and `autodiff`.) What a network should
 //! not do itself (choose an algorithm, keep tensors for a backward pass, recycle memory) is done here, so that a layer stays one line. Shapes that do not
 //! fit each other are a mistake of the program: the function that is given them panics and says what they were.
 
@@ -42,6 +43,7 @@ pub mod rows;
 mod several;
 mod shapes;
 mod steps;
+mod tasks;
 pub mod update;
 
 use burn::backend::Dispatch;
@@ -62,8 +64,8 @@ use operands::{Maybe, NormChannels};
 use ops::KernelOps;
 pub use parts::{Gather, of_all_parts, with_parts};
 pub use peak::{processor_choices, processor_has_bf16, processor_level, processor_peak, product_rate};
-use planes::Parts;
 pub use planes::{HALF_GRADIENTS, add, concat, images, max_pool_same, slice_channels, upsample2, widen};
+use planes::{Parts, join};
 pub use policy::{KernelError, Lowering, Precision, default_lowering, set_default_lowering};
 pub use products::{Blocks, Coding, LowRank, Weight, linear, linear_data_grad, linear_weight_grad, reads_bf16};
 pub use reads::note_read;
@@ -108,8 +110,8 @@ impl From<Tensor<4>> for Convolved {
 pub fn conv2d_for_norm(parts: Vec<Tensor<4>>, weight: Tensor<4>, config: ConvConfig) -> Convolved {
     shapes::convolved(shapes::joined(&parts), weight.dims(), &config);
     let parts = Parts(parts.into_iter().map(Tensor::into_dispatch).collect());
-    let y = Dispatch::conv_joined(parts, weight.into_dispatch(), config);
-    Convolved { y: Tensor::from_dispatch(y.y), moments: y.moments }
+    let (y, moments) = Dispatch::conv_joined(parts, weight.into_dispatch(), config);
+    Convolved { y: Tensor::from_dispatch(y), moments: moments.into() }
 }
 
 /// [`conv2d`] and SiLU in one pass over the output: `y sigmoid(y)`. For inference; on an autodiff device it is the two
@@ -131,15 +133,17 @@ fn checked(x: &Tensor<4>, weight: &Tensor<4>, bias: Option<Tensor<1>>, config: &
 /// Gradient of [`conv2d`]'s x, of `input` = (H, W), from dy `[N, Co, Oh, Ow]`; not differentiable itself.
 pub fn conv2d_data_grad(dy: Tensor<4>, weight: Tensor<4>, input: [usize; 2], config: ConvConfig) -> Tensor<4> {
     let ([n, ..], w) = (dy.dims(), weight.dims());
-    shapes::expect("dy", dy.dims(), shapes::convolved([n, w[1] * config.groups, input[0], input[1]], w, &config));
-    Tensor::from_dispatch(Dispatch::conv_data_grad(dy.into_dispatch(), weight.into_dispatch(), input, config))
+    let channels = w[1] * config.groups;
+    shapes::expect("dy", dy.dims(), shapes::convolved([n, channels, input[0], input[1]], w, &config));
+    let dx = Dispatch::conv_data_grad(dy.into_dispatch(), weight.into_dispatch(), vec![channels], input, config);
+    Tensor::from_dispatch(join::<Dispatch>(dx.0))
 }
 
 /// Gradient of [`conv2d`]'s weight, of `kernel` = (Kh, Kw); not differentiable itself.
 pub fn conv2d_weight_grad(x: Tensor<4>, dy: Tensor<4>, kernel: [usize; 2], config: ConvConfig) -> Tensor<4> {
     let weight = [dy.dims()[1], x.dims()[1] / config.groups.max(1), kernel[0], kernel[1]];
     shapes::expect("dy", dy.dims(), shapes::convolved(x.dims(), weight, &config));
-    Tensor::from_dispatch(Dispatch::conv_weight_grad(x.into_dispatch(), dy.into_dispatch(), kernel, config))
+    Tensor::from_dispatch(Dispatch::conv_weight_grad(Parts(vec![x.into_dispatch()]), dy.into_dispatch(), kernel, config))
 }
 
 /// What [`batch_norm_silu`] returns.

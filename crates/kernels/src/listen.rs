@@ -25,12 +25,12 @@ pub type Listener = Rc<dyn Fn(usize, Vec<f32>)>;
 pub type Leaves = HashMap<u64, usize>;
 
 thread_local! {
-    static LISTENING: RefCell<Option<(Rc<Leaves>, Listener)>> = const { RefCell::new(None) };
+    static LISTENING: RefCell<Option<(Leaves, Listener)>> = const { RefCell::new(None) };
 }
 
 /// Does `work` and tells `listener` gradients of `leaves` that come up meanwhile.
 pub fn listen<R>(leaves: Leaves, listener: Listener, work: impl FnOnce() -> R) -> R {
-    with(&LISTENING, (Rc::new(leaves), listener), work)
+    with(&LISTENING, (leaves, listener), work)
 }
 
 /// What the graph calls a tensor of the processor that has gradients.
@@ -45,19 +45,13 @@ pub fn leaf<const D: usize>(x: Tensor<D>) -> Option<u64> {
 /// Tells the gradient of `weight`, to which nothing is added any more.
 pub fn tell<const D: usize, const E: usize>(weight: Tensor<D>, grad: &Tensor<E>) {
     if let Some(id) = leaf(weight) {
-        tell_of(id, || {
-            note_read();
-            grad.try_to_vec_as::<f32>().ok()
-        });
+        tell_of(id, || grad.try_to_vec_as::<f32>().ok());
     }
 }
 
 /// The same in an operation's backward step.
 pub(crate) fn told<B: Backend>(id: NodeId, grad: &FloatTensor<B>) {
-    tell_of(id.value, || {
-        note_read();
-        try_read_sync(B::float_into_data(grad.clone()))?.ok()?.try_into_vec_as::<f32>().ok()
-    });
+    tell_of(id.value, || try_read_sync(B::float_into_data(grad.clone()))?.ok()?.try_into_vec_as::<f32>().ok());
 }
 
 fn tell_of(id: u64, grad: impl FnOnce() -> Option<Vec<f32>>) {
@@ -66,6 +60,7 @@ fn tell_of(id: u64, grad: impl FnOnce() -> Option<Vec<f32>>) {
         Some((*leaves.get(&id)?, listener.clone()))
     });
     let Some((number, listener)) = heard else { return };
+    note_read();
     if let Some(values) = grad() {
         listener(number, values);
     }

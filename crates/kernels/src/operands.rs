@@ -58,17 +58,6 @@ impl<B: Backend> From<Option<FloatTensor<B>>> for Maybe<B> {
     }
 }
 
-/// What [`KernelOps::conv_joined`](crate::ops::KernelOps::conv_joined) returns.
-#[derive(ExtensionType)]
-pub struct Convolved<B: Backend> {
-    /// `[N, Co, Oh, Ow]`.
-    pub y: FloatTensor<B>,
-    /// Of each of y's channels by blocks, if they were at hand: mean, sum of squared differences from it, and how many values there are,
-    /// `[3, C, blocks]`, f32, without gradient.
-    #[extension_type]
-    pub moments: Maybe<B>,
-}
-
 /// A normalisation in training: everything about it that is not a tensor.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NormStep {

@@ -7,7 +7,7 @@
 use burn::backend::backend_extension;
 use burn::backend::tensor::FloatTensor as Float;
 
-use crate::operands::{ConvConfig, Convolved, Maybe, NormChannels, NormGrads, NormOutput, NormStep};
+use crate::operands::{ConvConfig, Maybe, NormChannels, NormGrads, NormOutput, NormStep};
 use crate::planes::{Parts, PlaneOps, cut, join};
 use crate::portable;
 
@@ -23,44 +23,29 @@ pub trait KernelOps: PlaneOps {
     fn conv_forward(x: Float<Self>, weight: Float<Self>, #[extension_type] bias: Maybe<Self>, config: ConvConfig) -> Float<Self>;
 
     /// The same without bias of parts `[N, C1, H, W]`, `[N, C2, H, W]`, ..., Ci = C1 + C2 + ..., side by side, to be normalised: with y's
-    /// [moments](Convolved::moments) where they cost less than to read y once more.
+    /// moments where they cost less than to read y once more: of each of y's channels by blocks the mean, the sum of squared differences from it, and how
+    /// many values there are, `[3, Co, blocks]`, f32, without gradient.
     ///
     /// Joining moves each value once forward and once more in the backward pass, where its gradient is besides cut into the parts'. A matrix product
     /// packs its input anyway, from one tensor as well as from several, and writes an input's gradient by channels, whosever they are. So the graph keeps
     /// the parts, and each gets a gradient of its own. The results are, to the bit, those of the joined tensor. GPUs, Winograd's method and Burn's own
     /// convolutions join after all.
-    fn conv_joined(#[extension_type] x: Parts<Self>, weight: Float<Self>, config: ConvConfig) -> Convolved<Self>;
+    fn conv_joined(#[extension_type] x: Parts<Self>, weight: Float<Self>, config: ConvConfig) -> (Float<Self>, Option<Float<Self>>);
 
     /// `y sigmoid(y)` of the convolution's y: inference, nothing is kept for a backward pass.
     fn conv_silu(x: Float<Self>, weight: Float<Self>, #[extension_type] bias: Maybe<Self>, config: ConvConfig) -> Float<Self> {
         portable::silu::<Self>(Self::conv_forward(x, weight, bias, config))
     }
 
-    /// Gradient of x: the transposed convolution of dy. `input` is x's (H, W), which the stride leaves open.
-    fn conv_data_grad(dy: Float<Self>, weight: Float<Self>, input: [usize; 2], config: ConvConfig) -> Float<Self> {
-        portable::conv_data_grad::<Self>(dy, weight, input, config)
+    /// Gradient of x, the transposed convolution of dy, in parts of so many `channels`. `input` is x's (H, W), which the stride leaves open.
+    fn conv_data_grad(dy: Float<Self>, weight: Float<Self>, channels: Vec<usize>, input: [usize; 2], config: ConvConfig) -> Parts<Self> {
+        Parts(cut::<Self>(portable::conv_data_grad::<Self>(dy, weight, input, config), &channels))
     }
 
-    /// The same cut into parts of so many `channels`.
-    fn conv_joined_data_grad(
-        dy: Float<Self>,
-        weight: Float<Self>,
-        channels: Vec<usize>,
-        input: [usize; 2],
-        config: ConvConfig,
-    ) -> Parts<Self> {
-        Parts(cut::<Self>(Self::conv_data_grad(dy, weight, input, config), &channels))
-    }
-
-    /// Gradient of the weight, f32: x correlated with dy, which in half precision is [`HALF_GRADIENTS`](crate::HALF_GRADIENTS) times too large.
+    /// Gradient of the weight, f32: x, which is `x` side by side, correlated with dy, which in half precision is [`HALF_GRADIENTS`](crate::HALF_GRADIENTS) times too large.
     /// `kernel` is the weight's (Kh, Kw).
-    fn conv_weight_grad(x: Float<Self>, dy: Float<Self>, kernel: [usize; 2], config: ConvConfig) -> Float<Self> {
-        portable::conv_weight_grad::<Self>(x, dy, kernel, config)
-    }
-
-    /// The same of parts side by side.
-    fn conv_joined_weight_grad(#[extension_type] x: Parts<Self>, dy: Float<Self>, kernel: [usize; 2], config: ConvConfig) -> Float<Self> {
-        Self::conv_weight_grad(join::<Self>(x.0), dy, kernel, config)
+    fn conv_weight_grad(#[extension_type] x: Parts<Self>, dy: Float<Self>, kernel: [usize; 2], config: ConvConfig) -> Float<Self> {
+        portable::conv_weight_grad::<Self>(join::<Self>(x.0), dy, kernel, config)
     }
 
     /// Batch normalisation with the batch's own statistics, then SiLU if `silu`.
@@ -68,7 +53,7 @@ pub trait KernelOps: PlaneOps {
     /// `z = gamma (x - mean) / sqrt(variance + epsilon) + beta`, mean and biased variance over (N, H, W);
     /// output `z sigmoid(z)` or `z` (Ioffe and Szegedy 2015, equations of algorithm 1). The running statistics, those of `channels`, become
     /// `(1 - momentum) running + momentum new`, the new variance unbiased, as PyTorch has them; they carry no gradient. `moments` are x's
-    /// ([`Convolved::moments`]).
+    /// (see [`conv_joined`](Self::conv_joined)).
     fn norm_act(
         x: Float<Self>,
         #[extension_type] moments: Maybe<Self>,

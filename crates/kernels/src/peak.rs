@@ -40,11 +40,8 @@ pub fn product_rate(precision: Precision) -> f64 {
     const OUT: usize = 4096;
     const DEEP: usize = 1024;
     let (x, mut y) = (vec![0.5; ROWS * DEEP], vec![0.0; ROWS * OUT]);
-    let (wide, narrow) = match precision {
-        Precision::Bf16 | Precision::Bf16x2 => (Vec::new(), vec![bf16::from_f32(0.5); OUT * DEEP]),
-        _ => (vec![0.5; OUT * DEEP], Vec::new()),
-    };
-    let weight = if narrow.is_empty() { Stored::F32(&wide) } else { Stored::Bf16(&narrow) };
+    let (wide, narrow) = (vec![0.5; OUT * DEEP], vec![bf16::from_f32(0.5); OUT * DEEP]);
+    let weight = if matches!(precision, Precision::Bf16 | Precision::Bf16x2) { Stored::Bf16(&narrow) } else { Stored::F32(&wide) };
     let term = Term::new(Operand::lines(Stored::F32(&x), DEEP), Operand::lines(weight, DEEP), DEEP, precision);
     (2 * ROWS * OUT * DEEP) as f64 / fastest(5, || multiply(&[term], OUT, None, &mut y))
 }
@@ -77,9 +74,7 @@ pub fn processor_choices() -> String {
 
 struct Tiles(usize);
 
-impl Task for Tiles {
-    type Out = f32;
-
+impl Task<f32> for Tiles {
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) -> f32 {
         let (rows, cols, depth, group) = (S::PANEL, S::NR, DEPTH / S::TOGETHER, Group { size: S::GROUP, apart: 0 });

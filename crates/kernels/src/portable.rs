@@ -32,7 +32,6 @@ pub(crate) fn norm_act<B: Backend>(x: Float<B>, channels: NormChannels<B>, step:
     NormOutput { output, mean: y.mean, variance: y.variance, running_mean, running_variance }
 }
 
-/// Running mean and variance, moved towards a batch's.
 pub(crate) fn move_statistics<B: Backend>(
     [mean, variance]: [Float<B>; 2],
     [new_mean, new_variance]: [&Float<B>; 2],

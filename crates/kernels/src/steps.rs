@@ -5,7 +5,6 @@
 //! [`crate::autodiff`]) it knows the names, and asks for them: `kept` in the functions here, [`Parents::kept`] in the step.
 
 use std::fmt::{self, Debug, Formatter};
-use std::marker::PhantomData;
 
 use burn::backend::Backend;
 pub(crate) use burn::backend::tensor::FloatTensor as Float;
@@ -62,16 +61,16 @@ impl<const N: usize> Parents<'_, N> {
     }
 }
 
-/// A backward step: a function of dy.
-struct Step<F>(F);
+/// A function that the graph keeps: a backward step, of dy, or an operation to be made again, of the states of its inputs.
+struct Function<F>(F);
 
-impl<F> Debug for Step<F> {
+impl<F> Debug for Function<F> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        f.write_str("Step")
+        f.write_str("Function")
     }
 }
 
-impl<B: Backend, F: FnOnce(Float<B>, Parents<'_, N>) + Send + 'static, const N: usize> Backward<B, N> for Step<F> {
+impl<B: Backend, F: FnOnce(Float<B>, Parents<'_, N>) + Send + 'static, const N: usize> Backward<B, N> for Function<F> {
     type State = ();
 
     fn backward(self, ops: Ops<(), N>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
@@ -80,28 +79,14 @@ impl<B: Backend, F: FnOnce(Float<B>, Parents<'_, N>) + Send + 'static, const N: 
     }
 }
 
-/// An operation to be made again, on the outputs of these nodes.
-struct Again<B, F, const N: usize> {
-    inputs: [NodeId; N],
-    operation: F,
-    backend: PhantomData<B>,
-}
-
-impl<B, F, const N: usize> Debug for Again<B, F, N> {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Again").field("inputs", &self.inputs).finish_non_exhaustive()
-    }
-}
-
-impl<B: Backend, F: Fn([Float<B>; N]) -> Float<B> + Send + 'static, const N: usize> RetroForward for Again<B, F, N> {
+impl<F: Fn(&mut BackwardStates, NodeId) + Send + 'static> RetroForward for Function<F> {
     fn forward(&self, states: &mut BackwardStates, out: NodeId) {
-        let y = (self.operation)(self.inputs.each_ref().map(|id| states.get_state::<Float<B>>(id)));
-        states.save(out, y);
+        (self.0)(states, out);
     }
 }
 
 fn finish<B: Backend, F: FnOnce(Float<B>, Parents<'_, N>) + Send + 'static, C: CheckpointStrategy, const N: usize>(
-    prepared: OpsKind<Step<F>, B, (), C, N>,
+    prepared: OpsKind<Function<F>, B, (), C, N>,
     kept: &[&Float<Autodiff<B, C>>],
     y: Float<B>,
 ) -> Float<Autodiff<B, C>> {
@@ -123,7 +108,7 @@ pub(crate) fn recorded<B: Backend, C: CheckpointStrategy, const N: usize>(
     y: Float<B>,
     step: impl FnOnce(Float<B>, Parents<'_, N>) + Send + 'static,
 ) -> Float<Autodiff<B, C>> {
-    finish::<B, _, C, N>(Backward::<B, N>::prepare::<C>(Step(step), parents).compute_bound().stateful(), kept, y)
+    finish::<B, _, C, N>(Backward::<B, N>::prepare::<C>(Function(step), parents).compute_bound().stateful(), kept, y)
 }
 
 /// The same of a result that is not kept for other steps, but made `again` of the parents.
@@ -134,8 +119,12 @@ pub(crate) fn recomputed<B: Backend, C: CheckpointStrategy, const N: usize>(
     again: impl Fn([Float<B>; N]) -> Float<B> + Send + 'static,
     step: impl FnOnce(Float<B>, Parents<'_, N>) + Send + 'static,
 ) -> Float<Autodiff<B, C>> {
-    let again = Again { inputs: parents.each_ref().map(|parent| parent.id()), operation: again, backend: PhantomData::<B> };
-    let prepared = Backward::<B, N>::prepare::<BalancedCheckpointing>(Step(step), parents.each_ref().map(|parent| parent.node()));
+    let inputs = parents.each_ref().map(|parent| parent.id());
+    let again = Function(move |states: &mut BackwardStates, out: NodeId| {
+        let y = again(inputs.each_ref().map(|id| states.get_state::<Float<B>>(id)));
+        states.save(out, y);
+    });
+    let prepared = Backward::<B, N>::prepare::<BalancedCheckpointing>(Function(step), parents.each_ref().map(|parent| parent.node()));
     let prepared = prepared.memory_bound().retro_forward(again).parents(&parents).stateful();
     finish::<B, _, BalancedCheckpointing, N>(prepared, kept, operation(parents.map(|parent| parent.into_primitive())))
 }

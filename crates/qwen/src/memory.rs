@@ -2,7 +2,7 @@
 //!
 //! The peak is the sum of six terms. *Weights* lie as they are stored. *Adapters* (or whatever is trained) are f32, and so is what the *optimizer*
 //! keeps of each of their values: moments, and the average that is judged. *Activations* are what the backward pass reads again: of a layer whose
-//! graph is kept everything its operations save (`autodiff.rs` of products, attention and decoder in `kernels`; the list is in
+//! graph is kept everything its operations save (the gradients of products, attention and decoder in `kernels`; the list is in
 //! `Footprint::graph`), of one that is run again its input. *Logits* are those of one block of rows ([`CHUNK`](crate::loss::CHUNK)).
 //! *Workspace* is what comes and goes: gradients on their way down through one layer, an update, a checkpoint, the program itself.
 //!

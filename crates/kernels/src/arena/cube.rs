@@ -6,7 +6,7 @@ use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 
-use super::{ArenaOps, Places, portable};
+use super::{ArenaOps, Places, composed, slices};
 use crate::cube::join::{join, most};
 use crate::cube::launch::covers;
 use crate::cube::pixels::{empty, view};
@@ -31,7 +31,7 @@ fn whole(parts: &[CubeTensor], places: &Places) -> Option<CubeTensor> {
 impl ArenaOps for CubeBackend {
     fn arena(parts: Parts<Self>, places: Places) -> CubeTensor {
         if !covers(&parts.0) {
-            return portable::arena::<Self>(parts, &places);
+            return composed::<Self>(parts, &places);
         }
         let parts: Vec<CubeTensor> = parts.0.into_iter().map(into_contiguous).collect();
         if let Some(whole) = whole(&parts, &places) {
@@ -53,7 +53,7 @@ impl ArenaOps for CubeBackend {
         let alignment = arena.client.properties().memory.alignment;
         let bound = |&(start, _): &(usize, usize)| (start as u64 * arena.dtype.size() as u64).is_multiple_of(alignment);
         if !places.all.iter().all(bound) {
-            return portable::parts::<Self>(arena, &places);
+            return slices::<Self>(arena, &places);
         }
         let arena = into_contiguous(arena);
         Parts(places.all.iter().map(|&(start, len)| view(&arena, start, len)).collect())

@@ -5,16 +5,19 @@
 //! came from there still lies there, and putting all of them together again is nothing to do.
 
 mod cube;
-mod flex;
-mod portable;
 #[cfg(test)]
 mod tests;
 
-use burn::backend::tensor::FloatTensor as Float;
-use burn::backend::{Backend, Dispatch, backend_extension};
-use burn::tensor::Tensor;
+use std::sync::Arc;
 
+use burn::backend::tensor::FloatTensor as Float;
+use burn::backend::{Backend, Dispatch, Flex, TensorMetadata, backend_extension};
+use burn::tensor::{FloatDType, Shape, Slice, Tensor};
+use burn_flex::{FlexTensor, Layout};
+
+use crate::buffers::{all_f32, contiguous, values, written};
 use crate::planes::Parts;
+use crate::planes::kernels::carry_out;
 use crate::shapes;
 
 /// Where tensors lie in their arena.
@@ -75,4 +78,55 @@ pub fn arena(parts: Vec<Tensor<1>>, places: &Places) -> Tensor<1> {
 pub fn arena_parts(arena: Tensor<1>, places: &Places) -> Vec<Tensor<1>> {
     shapes::expect("the arena", arena.dims(), [places.len()]);
     Dispatch::arena_parts(arena.into_dispatch(), places.clone()).0.into_iter().map(Tensor::from_dispatch).collect()
+}
+
+/// An arena in Burn's own words.
+fn composed<B: Backend>(parts: Parts<B>, places: &Places) -> Float<B> {
+    let dtype: FloatDType = parts.0[0].dtype().into();
+    let zeros = B::float_zeros(Shape::new([places.len()]), &parts.0[0].device(), dtype);
+    let put =
+        |arena, (part, &(start, len)): (Float<B>, &(usize, usize))| B::float_slice_assign(arena, &[Slice::from(start..start + len)], part);
+    parts.0.into_iter().zip(&places.all).fold(zeros, put)
+}
+
+/// Its parts as slices.
+fn slices<B: Backend>(arena: Float<B>, places: &Places) -> Parts<B> {
+    let part = |&(start, len): &(usize, usize)| B::float_slice(arena.clone(), &[Slice::from(start..start + len)]);
+    Parts(places.all.iter().map(part).collect())
+}
+
+/// The arena whose parts these are, if they are.
+fn whole(parts: &[FlexTensor], places: &Places) -> Option<FlexTensor> {
+    let first = &parts[0];
+    let memory = first.data_arc();
+    let all = parts
+        .iter()
+        .zip(&places.all)
+        .all(|(part, &(start, _))| Arc::ptr_eq(&memory, &part.data_arc()) && part.is_contiguous() && part.layout().start_offset() == start);
+    let fits = memory.len() == size_of::<f32>() * places.len();
+    (all && fits).then(|| FlexTensor::from_arc(memory, Layout::contiguous([places.len()].into()), first.dtype()))
+}
+
+impl ArenaOps for Flex {
+    fn arena(parts: Parts<Self>, places: Places) -> FlexTensor {
+        let true = all_f32(&parts.0) else { return composed::<Self>(parts, &places) };
+        if let Some(whole) = whole(&parts.0, &places) {
+            return whole;
+        }
+        let parts: Vec<FlexTensor> = parts.0.into_iter().map(contiguous).collect();
+        written([places.len()], |mut rest| {
+            let (mut end, mut moves) = (0, Vec::new());
+            for (part, &(start, len)) in parts.iter().zip(&places.all) {
+                let (between, behind) = rest.split_at_mut(start - end);
+                let (to, behind) = behind.split_at_mut(len);
+                moves.extend([(between, None), (to, Some(values(part)))]);
+                (rest, end) = (behind, start + len);
+            }
+            carry_out(moves);
+        })
+    }
+
+    fn arena_parts(arena: FlexTensor, places: Places) -> Parts<Self> {
+        slices::<Self>(contiguous(arena), &places)
+    }
 }

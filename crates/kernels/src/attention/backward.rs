@@ -6,8 +6,9 @@ use super::blocks::{Inputs, Met, Panels, Rows, Tiles};
 use super::forward::visible;
 use crate::cpu::machine::{ACROSS, KEYS};
 use crate::cpu::scratch;
-use crate::cpu::simd::{Simd, Task};
+use crate::cpu::simd::Simd;
 use crate::products::{Operand, Stored};
+use crate::tasks::task;
 
 /// What the backward pass reads beside the inputs: dy, and for each query, `[B, H, S]`, the logarithm of its sum and `Σ y dy`.
 #[derive(Clone, Copy)]
@@ -17,25 +18,16 @@ pub(super) struct Above<'a> {
     pub dots: &'a [f32],
 }
 
-/// Computes the gradient of some queries.
-pub(super) struct Queries<'a, 'b> {
-    pub inputs: Inputs<'a>,
-    pub above: Above<'a>,
-    pub rows: Rows<'b>,
-}
-
-impl Task for Queries<'_, '_> {
-    type Out = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(mut self, s: S) {
-        let Inputs { sizes, scale, .. } = self.inputs;
-        let Met { keys, values, first, start, end } = self.rows.met(&self.inputs);
-        let Rows { head, ref queries, ref mut out } = self.rows;
+task! {
+    /// Computes the gradient of some queries.
+    pub(super) fn query_grads<S>(s, inputs: Inputs<'a>, above: Above<'a>, rows: Rows<'a>) {
+        let Inputs { sizes, scale, .. } = inputs;
+        let Met { keys, values, first, start, end } = rows.met(&inputs);
+        let Rows { head, queries, mut out } = rows;
         let (d, group, count) = (sizes.d, sizes.group, queries.len());
 
-        let pack = |of, j| Panels::of(s, &self.inputs.queries(of, head * group + j)[queries.start * d..queries.end * d], d);
-        let panels: Vec<[Panels; 2]> = (0..group).map(|j| [pack(self.inputs.q, j), pack(self.above.dy, j)]).collect();
+        let pack = |of, j| Panels::of(s, &inputs.queries(of, head * group + j)[queries.start * d..queries.end * d], d);
+        let panels: Vec<[Panels; 2]> = (0..group).map(|j| [pack(inputs.q, j), pack(above.dy, j)]).collect();
         let mut ds = Panels::new(s, count, ACROSS);
         let mut tiles = Tiles::new(s, d.max(ACROSS), d.max(ACROSS));
         let [mut scores, mut slopes] = [0, 1].map(|_| scratch::take(group * count * ACROSS));
@@ -55,7 +47,7 @@ impl Task for Queries<'_, '_> {
                 let row = &mut row[..to - from];
                 row[..seen.start].fill(0.0);
                 row[seen.end..].fill(0.0);
-                let (sum, dot) = (s.splat(-self.above.sums[at]), s.splat(self.above.dots[at]));
+                let (sum, dot) = (s.splat(-above.sums[at]), s.splat(above.dots[at]));
                 for (x, dp) in row[seen.clone()].chunks_mut(S::LANES).zip(slopes[seen].chunks(S::LANES)) {
                     let n = x.len();
                     let p = s.exp(s.mul_add(s.load_part(x, n), s.splat(scale), sum));
@@ -72,37 +64,25 @@ impl Task for Queries<'_, '_> {
     }
 }
 
-/// Computes the gradients of some keys of a key head, and of their values.
-pub(super) struct Keys<'a, 'b> {
-    pub inputs: Inputs<'a>,
-    pub above: Above<'a>,
-    pub head: usize,
-    pub keys: Range<usize>,
-    /// Rows of dk and dv.
-    pub out: [Vec<&'b mut [f32]>; 2],
-}
-
-impl Task for Keys<'_, '_> {
-    type Out = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(mut self, s: S) {
-        let Inputs { sizes, .. } = self.inputs;
-        let (d, group, count) = (sizes.d, sizes.group, self.keys.len());
-        let part = self.keys.start * d..self.keys.end * d;
-        let panels = [self.inputs.k, self.inputs.v].map(|of| Panels::of(s, &self.inputs.keys(of, self.head)[part.clone()], d));
+task! {
+    /// Computes the gradients of some keys of a key head, and of their values: rows of dk and dv.
+    pub(super) fn key_grads<S>(s, inputs: Inputs<'a>, above: Above<'a>, key_head: usize, keys: Range<usize>, out: [Vec<&'a mut [f32]>; 2]) {
+        let (Inputs { sizes, .. }, mut out) = (inputs, out);
+        let (d, group, count) = (sizes.d, sizes.group, keys.len());
+        let part = keys.start * d..keys.end * d;
+        let panels = [inputs.k, inputs.v].map(|of| Panels::of(s, &inputs.keys(of, key_head)[part.clone()], d));
         let mut weights = Panels::new(s, count, ACROSS);
         let mut tiles = Tiles::new(s, d.max(ACROSS), d.max(ACROSS));
         let mut blocks = [0, 1].map(|_| scratch::take(count * ACROSS));
-        self.out.iter_mut().flatten().for_each(|row| row.fill(0.0));
+        out.iter_mut().flatten().for_each(|row| row.fill(0.0));
         // The queries before these do not see the first key of as many as a task has at most.
-        let start = (self.keys.start / KEYS * KEYS + sizes.s).saturating_sub(sizes.t);
+        let start = (keys.start / KEYS * KEYS + sizes.s).saturating_sub(sizes.t);
         for j in 0..group {
-            let head = self.head * group + j;
-            let of_queries = [self.inputs.q, self.above.dy].map(|of| self.inputs.queries(of, head));
+            let head = key_head * group + j;
+            let of_queries = [inputs.q, above.dy].map(|of| inputs.queries(of, head));
             for from in (start..sizes.s).step_by(ACROSS) {
                 let queries = from..sizes.s.min(from + ACROSS);
-                if self.inputs.first(self.head)[queries.clone()].iter().all(|&first| first >= self.keys.end) {
+                if inputs.first(key_head)[queries.clone()].iter().all(|&first| first >= keys.end) {
                     continue;
                 }
                 for ((panels, block), queried) in panels.iter().zip(&mut blocks).zip(of_queries) {
@@ -112,10 +92,10 @@ impl Task for Keys<'_, '_> {
                 }
                 let [p, ds] = &mut blocks;
                 for (i, (p, ds)) in p.chunks_exact_mut(ACROSS).zip(ds.chunks_exact_mut(ACROSS)).enumerate() {
-                    self.probabilities(s, self.keys.start + i, head, queries.clone(), p, ds);
+                    above.probabilities(s, &inputs, keys.start + i, [key_head, head], queries.clone(), [p, ds]);
                 }
                 // dk from ds and q, dv from p and dy.
-                for ((block, out), queried) in blocks.iter().rev().zip(&mut self.out).zip(of_queries) {
+                for ((block, out), queried) in blocks.iter().rev().zip(&mut out).zip(of_queries) {
                     weights.fill(s, Operand::lines(Stored::F32(block), ACROSS), count, queries.len());
                     tiles.fill(s, Operand::terms(Stored::F32(queried), d), queries.clone(), 0..d);
                     weights.times(s, &tiles, out, true);
@@ -125,26 +105,34 @@ impl Task for Keys<'_, '_> {
     }
 }
 
-impl Keys<'_, '_> {
-    /// Of key `key` and some queries of a head: scores to probabilities, and their slopes to those of the scores.
+impl Above<'_> {
+    /// Of key `key` of a key head and some queries of a head: scores to probabilities, and their slopes to those of the scores.
     #[inline(always)]
-    fn probabilities<S: Simd>(&self, s: S, key: usize, head: usize, queries: Range<usize>, p: &mut [f32], ds: &mut [f32]) {
-        let Inputs { sizes, scale, .. } = self.inputs;
+    fn probabilities<S: Simd>(
+        &self,
+        s: S,
+        inputs: &Inputs<'_>,
+        key: usize,
+        [key_head, head]: [usize; 2],
+        queries: Range<usize>,
+        [p, ds]: [&mut [f32]; 2],
+    ) {
+        let &Inputs { sizes, scale, .. } = inputs;
         let (p, ds) = (&mut p[..queries.len()], &mut ds[..queries.len()]);
         // Queries from this one on are behind the key.
         let seeing = visible((key + sizes.s).saturating_sub(sizes.t)..sizes.s, queries.clone());
         p[..seeing.start].fill(0.0);
         ds[..seeing.start].fill(0.0);
         let at = head * sizes.s + queries.start + seeing.start;
-        let first = &self.inputs.first(self.head)[queries.start + seeing.start..];
+        let first = &inputs.first(key_head)[queries.start + seeing.start..];
         let (p, ds) = (&mut p[seeing.clone()], &mut ds[seeing]);
         for (v, (p, ds)) in p.chunks_mut(S::LANES).zip(ds.chunks_mut(S::LANES)).enumerate() {
             let (n, at) = (p.len(), at + v * S::LANES);
-            let sum = s.load_part(&self.above.sums[at..], n);
+            let sum = s.load_part(&self.sums[at..], n);
             s.store_part(s.exp(s.sub(s.mul(s.load_part(p, n), s.splat(scale)), sum)), p, n);
             // Queries of other documents.
             p.iter_mut().zip(&first[v * S::LANES..]).filter(|(_, first)| **first > key).for_each(|(p, _)| *p = 0.0);
-            let slope = s.sub(s.load_part(ds, n), s.load_part(&self.above.dots[at..], n));
+            let slope = s.sub(s.load_part(ds, n), s.load_part(&self.dots[at..], n));
             s.store_part(s.mul(s.mul(s.load_part(p, n), slope), s.splat(scale)), ds, n);
         }
     }

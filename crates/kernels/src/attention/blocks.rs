@@ -19,7 +19,6 @@ pub(super) fn rows_of_task(most: usize, all: usize, threads: usize) -> usize {
     most >> (2 * threads * most / all.max(1)).checked_ilog2().unwrap_or(0).min(2)
 }
 
-/// What all tasks read.
 #[derive(Clone, Copy)]
 pub(super) struct Inputs<'a> {
     pub sizes: Sizes,
@@ -60,12 +59,10 @@ pub(super) struct Rows<'a> {
     pub out: Vec<&'a mut [f32]>,
 }
 
-/// What some queries of a group meet.
 pub(super) struct Met<'a> {
     /// `[T, d]`.
     pub keys: &'a [f32],
     pub values: &'a [f32],
-    /// The first key that each of the queries sees.
     pub first: &'a [usize],
     /// The first key that any query of the same most rows of a task sees, and the end of those that the last one of these does.
     pub start: usize,
@@ -102,7 +99,7 @@ pub(super) fn by_queries(sizes: Sizes, threads: usize, out: &mut [f32]) -> Vec<R
     tasks
 }
 
-/// Left-hand panels of some rows.
+/// The left-hand factor.
 pub(super) struct Panels {
     values: Buffer,
     panel: usize,
@@ -152,7 +149,7 @@ impl Panels {
     }
 }
 
-/// Right-hand tiles of some columns.
+/// The right-hand factor.
 pub(super) struct Tiles {
     values: Buffer,
     columns: usize,
@@ -165,7 +162,6 @@ impl Tiles {
         Self { values: scratch::take(depth * columns.next_multiple_of(S::LANES)), columns: 0 }
     }
 
-    /// Packs some terms of some lines.
     #[inline(always)]
     pub(super) fn fill<S: Simd>(&mut self, s: S, from: Operand<'_>, terms: Range<usize>, lines: Range<usize>) {
         self.columns = lines.len();

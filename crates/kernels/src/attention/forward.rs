@@ -3,29 +3,21 @@
 use super::blocks::{Inputs, Met, Panels, Rows, Tiles};
 use crate::cpu::machine::ACROSS;
 use crate::cpu::scratch;
-use crate::cpu::simd::{Simd, Task};
+use crate::cpu::simd::{MAX_LANES, Simd};
 use crate::decoder::BLOCKED;
 use crate::products::{Operand, Stored};
+use crate::tasks::task;
 
-/// Computes the result of some queries, and the logarithms of their sums.
-pub(super) struct Forward<'a, 'b> {
-    pub inputs: Inputs<'a>,
-    pub rows: Rows<'b>,
-}
-
-impl Task for Forward<'_, '_> {
-    /// By row.
-    type Out = Vec<f32>;
-
-    #[inline(always)]
-    fn run<S: Simd>(mut self, s: S) -> Vec<f32> {
-        let Inputs { sizes, scale, .. } = self.inputs;
-        let Met { keys, values, first, start, end } = self.rows.met(&self.inputs);
-        let Rows { head, ref queries, ref mut out } = self.rows;
+task! {
+    /// Computes the result of some queries, and the logarithms of their sums, by row.
+    pub(super) fn forward<S>(s, inputs: Inputs<'a>, rows: Rows<'a>) -> Vec<f32> {
+        let Inputs { sizes, scale, .. } = inputs;
+        let Met { keys, values, first, start, end } = rows.met(&inputs);
+        let Rows { head, queries, mut out } = rows;
         let (d, group, count) = (sizes.d, sizes.group, queries.len());
 
         let panels: Vec<Panels> = (0..group)
-            .map(|j| Panels::of(s, &self.inputs.queries(self.inputs.q, head * group + j)[queries.start * d..queries.end * d], d))
+            .map(|j| Panels::of(s, &inputs.queries(inputs.q, head * group + j)[queries.start * d..queries.end * d], d))
             .collect();
         let mut p = Panels::new(s, count, ACROSS);
         let mut tiles = Tiles::new(s, d.max(ACROSS), d.max(ACROSS));
@@ -90,7 +82,7 @@ fn soften<S: Simd>(s: S, row: &mut [f32], seen: std::ops::Range<usize>, scale: f
     let rest = parts.into_remainder();
     let e = s.exp(s.mul_add(s.load_part(rest, rest.len()), factor, shift));
     s.store_part(e, rest, rest.len());
-    let mut lanes = [0.0; crate::cpu::simd::MAX_LANES];
+    let mut lanes = [0.0; MAX_LANES];
     s.store(sums, &mut lanes);
     let total = lanes[..S::LANES].iter().sum::<f32>() + rest.iter().sum::<f32>();
     (*max, *sum) = (new, *sum * shrink + total);
@@ -106,7 +98,7 @@ fn largest<S: Simd>(s: S, row: &[f32]) -> f32 {
         for part in parts {
             vector = s.max(vector, s.load(part));
         }
-        let mut lanes = [f32::NEG_INFINITY; crate::cpu::simd::MAX_LANES];
+        let mut lanes = [f32::NEG_INFINITY; MAX_LANES];
         s.store(vector, &mut lanes);
         max = lanes[..S::LANES].iter().copied().fold(max, f32::max);
     }

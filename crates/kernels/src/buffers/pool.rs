@@ -8,7 +8,6 @@ use super::heap::{block, forget_advice};
 /// Requests after which an unwanted block is freed; a training step makes a few hundred.
 pub(super) const PATIENCE: u64 = 4096;
 
-/// A block that nobody uses.
 struct Free(Vec<f32>);
 
 impl Drop for Free {
@@ -21,7 +20,6 @@ impl Drop for Free {
 type Blocks = BTreeMap<usize, Vec<(u64, Free)>>;
 
 /// What is free, and what is held; sizes in values.
-#[derive(Default)]
 pub(super) struct Pool {
     /// What came back in this batch, by [`size`].
     free: Blocks,

@@ -36,17 +36,9 @@ pub fn takes_parts(lowering: Lowering, precision: Precision, shape: &ConvShape) 
     !is_winograd(lowering, precision, shape)
 }
 
-/// Panics unless the tensors have this shape, each part of the input some whole channels of every image.
-fn check(shape: &ConvShape, mut parts: impl Iterator<Item = usize> + Clone, weights: usize, output: usize) {
-    shape.check(parts.clone().sum(), weights, output);
-    let channel = shape.batch * shape.height * shape.width;
-    let fits = parts.all(|len| len.is_multiple_of(channel) && (len > 0 || channel == 0));
-    assert!(fits, "a part of the input of {shape:?} that is no number of channels");
-}
-
-/// The same of a forward pass.
+/// Panics unless the tensors of a forward pass have this shape.
 fn check_forward(shape: &ConvShape, x: &[&[f32]], weights: usize, epilogue: Epilogue<'_>, out: &[f32]) {
-    check(shape, x.iter().map(|x| x.len()), weights, out.len());
+    shape.check(x.iter().map(|x| x.len()), weights, out.len());
     let bias = epilogue.bias.map_or(shape.out_channels, <[f32]>::len);
     assert_eq!(bias, shape.out_channels, "length of the bias of {shape:?}");
 }
@@ -111,7 +103,7 @@ pub fn forward_prepared(shape: &ConvShape, weights: &Prepared, x: &[f32], epilog
 ///
 /// `dx` is `[n,ci,h,w]`, overwritten whatever it held. Panics if a length does not fit.
 pub fn data_grad(shape: &ConvShape, lowering: Lowering, precision: Precision, dy: &[f32], w: &[f32], dx: &mut [&mut [f32]]) {
-    check(shape, dx.iter().map(|dx| dx.len()), w.len(), dy.len());
+    shape.check(dx.iter().map(|dx| dx.len()), w.len(), dy.len());
     if dy.is_empty() {
         dx.iter_mut().for_each(|dx| dx.fill(0.0));
         return;
@@ -126,7 +118,7 @@ pub fn data_grad(shape: &ConvShape, lowering: Lowering, precision: Precision, dy
 ///
 /// `dw` is `[co,ci,kh,kw]`, overwritten whatever it held. Panics if a length does not fit.
 pub fn weight_grad(shape: &ConvShape, lowering: Lowering, precision: Precision, x: &[&[f32]], dy: &[f32], dw: &mut [f32]) {
-    check(shape, x.iter().map(|x| x.len()), dw.len(), dy.len());
+    shape.check(x.iter().map(|x| x.len()), dw.len(), dy.len());
     if dy.is_empty() {
         dw.fill(0.0);
         return;

@@ -31,11 +31,11 @@ pub fn take(len: usize) -> Buffer {
     let needed = len + LINE;
     let found = POOL.with_borrow_mut(|pool| {
         // The smallest that fits, unless it is so much larger that a later, larger request would miss it; of equals the warmest.
-        let best = (0..pool.len())
+        (0..pool.len())
             .rev()
             .filter(|&i| pool[i].len() >= needed && pool[i].len() / 4 <= needed.max(1 << 14))
-            .min_by_key(|&i| pool[i].len());
-        best.map(|i| pool.remove(i))
+            .min_by_key(|&i| pool[i].len())
+            .map(|i| pool.remove(i))
     });
     // Rounding up lets requests that differ a little share buffers.
     Buffer::of(found.unwrap_or_else(|| vec![0.0; needed + needed / 8]), len)
@@ -84,12 +84,9 @@ fn give(pool: &mut Vec<Vec<f32>>, storage: Vec<f32>, limit: usize) {
     }
     pool.push(storage);
     let mut held: usize = pool.iter().map(Vec::len).sum();
-    let mut oldest = 0;
     while held > limit {
-        held -= pool[oldest].len();
-        oldest += 1;
+        held -= pool.remove(0).len();
     }
-    pool.drain(..oldest);
 }
 
 #[test]

@@ -51,16 +51,19 @@ impl ConvShape {
         self.out_channels * self.in_channels * self.kernel[0] * self.kernel[1]
     }
 
-    /// Panics unless the three tensors have this shape.
-    pub(super) fn check(&self, input: usize, weights: usize, output: usize) {
+    /// Panics unless the tensors have this shape, each part of the input some whole channels of every image.
+    pub(super) fn check(&self, mut parts: impl Iterator<Item = usize> + Clone, weights: usize, output: usize) {
         let sizes = [self.in_channels, self.out_channels, self.height, self.width];
         assert!(
             sizes.iter().chain(&self.kernel).chain(&self.stride).all(|&n| n > 0),
             "a size of zero (only the batch may be empty): {self:?}"
         );
-        assert_eq!(input, self.input_len(), "length of the input of {self:?}");
+        assert_eq!(parts.clone().sum::<usize>(), self.input_len(), "length of the input of {self:?}");
         assert_eq!(weights, self.weight_len(), "length of the weights of {self:?}");
         assert_eq!(output, self.output_len(), "length of the output of {self:?}");
+        let channel = self.batch * self.height * self.width;
+        let fits = parts.all(|len| len.is_multiple_of(channel) && (len > 0 || channel == 0));
+        assert!(fits, "a part of the input of {self:?} that is no number of channels");
     }
 }
 

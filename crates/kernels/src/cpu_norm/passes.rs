@@ -46,9 +46,7 @@ pub(super) struct Sums<'a> {
     pub(super) centre: f32,
 }
 
-impl Task for Sums<'_> {
-    type Out = [f64; 2];
-
+impl Task<[f64; 2]> for Sums<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) -> [f64; 2] {
         let centre = simd.splat(self.centre);
@@ -92,8 +90,6 @@ pub(super) struct Output<'a> {
 }
 
 impl Task for Output<'_> {
-    type Out = ();
-
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
         let Self { x, channel, silu, out } = self;
@@ -113,9 +109,7 @@ pub(super) struct Slopes<'a> {
     pub(super) silu: bool,
 }
 
-impl Task for Slopes<'_> {
-    type Out = [f64; 2];
-
+impl Task<[f64; 2]> for Slopes<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) -> [f64; 2] {
         let (channel, silu) = (self.channel, self.silu);
@@ -154,8 +148,6 @@ pub(super) struct InputGrad<'a> {
 }
 
 impl Task for InputGrad<'_> {
-    type Out = ();
-
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
         let Self { x, channel, mean_dz, slope, dz } = self;

@@ -22,12 +22,11 @@ use super::matmul::{Layout, Product, Splits, Window};
 use super::pixels::{Pixels, empty, zeros};
 use super::sizes::Class;
 use super::workspace::workspace_bytes;
-use crate::operands::{ConvConfig, Convolved, Maybe};
+use crate::operands::ConvConfig;
 use crate::shapes::expect;
 use burn::backend::DType;
 use burn::backend::TensorMetadata;
 use burn::backend::ops::ConvOptions;
-use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 
@@ -108,15 +107,15 @@ pub(crate) fn forward(x: CubeTensor, w: CubeTensor, bias: Option<CubeTensor>, si
 }
 
 /// [`forward`] without bias and SiLU, and the moments of y where the product tells them.
-pub(crate) fn forward_moments(x: CubeTensor, w: CubeTensor, options: &ConvOptions<2>) -> Convolved<CubeBackend> {
+pub(crate) fn forward_moments(x: CubeTensor, w: CubeTensor, options: &ConvOptions<2>) -> (CubeTensor, Option<CubeTensor>) {
     let g = Geometry::new(dims4(&x), dims4(&w), options);
     if g.empty() {
-        return Convolved { y: zeros(&x, g.result(), x.dtype), moments: Maybe::None };
+        return (zeros(&x, g.result(), x.dtype), None);
     }
     let y = empty(&x, g.result(), x.dtype);
     let (x, w) = (Pixels::new(x), into_contiguous(w));
     let moments = forward_product(&g, &x).run_moments(&w, &x.tensor, &y);
-    Convolved { y, moments }
+    (y, moments)
 }
 
 fn forward_product(g: &Geometry, x: &Pixels) -> Product {

@@ -24,11 +24,9 @@ use super::product::{add_parts_kernel, matmul_kernel};
 use super::residues::matmul_residues_kernel;
 use super::shared::shared_memory_works;
 use super::trace::{note, note_room};
-use crate::operands::Maybe;
 use crate::shapes::expect;
 use burn::backend::DType;
 use burn::backend::cubecl::dtype_to_storage_type;
-use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
@@ -177,12 +175,12 @@ impl Product {
 
     /// [`run`](Self::run) without bias, of one matrix of images' type, and the moments of its rows where they can be added up in the launch that makes it.
     #[expect(unsafe_code, reason = "see SAFETY")]
-    pub(crate) fn run_moments(&self, a: &CubeTensor, b: &CubeTensor, c: &CubeTensor) -> Maybe<CubeBackend> {
+    pub(crate) fn run_moments(&self, a: &CubeTensor, b: &CubeTensor, c: &CubeTensor) -> Option<CubeTensor> {
         let block = self.block_of(c);
         let blocks = [self.n.div_ceil(block.cols as usize), self.m.div_ceil(block.rows as usize)];
         if !block.adds_rows() || blocks[0] > MAX_GRID || self.batches * self.splits.count() > 1 {
             self.run(a, b, None, c);
-            return Maybe::None;
+            return None;
         }
         self.check(a, b, None, c);
         let parts = empty(c, [3, self.m, blocks[0]], DType::F32);
@@ -205,7 +203,7 @@ impl Product {
                 dtype_to_storage_type(c.dtype),
             );
         }
-        Maybe::Some(parts)
+        Some(parts)
     }
 
     /// Products of one W and one image, which are f32 and of C's type, into one C: in one launch where all go through shared memory.

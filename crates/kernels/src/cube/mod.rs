@@ -39,9 +39,9 @@ pub(crate) mod trace;
 mod units;
 mod workspace;
 
-use crate::operands::{ConvConfig, Convolved, Maybe, NormChannels, NormGrads, NormOutput, NormStep};
+use crate::operands::{ConvConfig, Maybe, NormChannels, NormGrads, NormOutput, NormStep};
 use crate::ops::KernelOps;
-use crate::planes::{HALF_GRADIENTS, Parts};
+use crate::planes::{HALF_GRADIENTS, Parts, cut, join};
 use crate::policy::Lowering;
 use crate::portable;
 use burn::backend::ops::{FloatTensorOps, ModuleOps};
@@ -90,12 +90,12 @@ impl KernelOps for CubeBackend {
         Self::conv2d(x, weight, bias, config.to_burn())
     }
 
-    fn conv_joined(x: Parts<Self>, weight: CubeTensor, config: ConvConfig) -> Convolved<Self> {
-        let x = crate::planes::join::<Self>(x.0);
+    fn conv_joined(x: Parts<Self>, weight: CubeTensor, config: ConvConfig) -> (CubeTensor, Option<CubeTensor>) {
+        let x = join::<Self>(x.0);
         if ours(&x, Some(&weight), &config) {
             return conv::forward_moments(x, weight, &config.to_burn());
         }
-        Convolved { y: Self::conv_forward(x, weight, Maybe::None, config), moments: Maybe::None }
+        (Self::conv_forward(x, weight, Maybe::None, config), None)
     }
 
     fn conv_silu(x: CubeTensor, weight: CubeTensor, bias: Maybe<Self>, config: ConvConfig) -> CubeTensor {
@@ -105,15 +105,18 @@ impl KernelOps for CubeBackend {
         portable::silu::<Self>(Self::conv_forward(x, weight, bias, config))
     }
 
-    fn conv_data_grad(dy: CubeTensor, weight: CubeTensor, input: [usize; 2], config: ConvConfig) -> CubeTensor {
-        if ours(&dy, Some(&weight), &config) {
-            return conv::data_grad(dy, weight, input, &config.to_burn());
-        }
-        let weight = of_type(weight, dy.dtype);
-        portable::conv_data_grad::<Self>(dy, weight, input, config)
+    fn conv_data_grad(dy: CubeTensor, weight: CubeTensor, channels: Vec<usize>, input: [usize; 2], config: ConvConfig) -> Parts<Self> {
+        let dx = if ours(&dy, Some(&weight), &config) {
+            conv::data_grad(dy, weight, input, &config.to_burn())
+        } else {
+            let weight = of_type(weight, dy.dtype);
+            portable::conv_data_grad::<Self>(dy, weight, input, config)
+        };
+        Parts(cut::<Self>(dx, &channels))
     }
 
-    fn conv_weight_grad(x: CubeTensor, dy: CubeTensor, kernel: [usize; 2], config: ConvConfig) -> CubeTensor {
+    fn conv_weight_grad(x: Parts<Self>, dy: CubeTensor, kernel: [usize; 2], config: ConvConfig) -> CubeTensor {
+        let x = join::<Self>(x.0);
         if x.dtype == dy.dtype && ours(&dy, None, &config) {
             return conv::weight_grad(x, dy, kernel, &config.to_burn(), workspace_bytes());
         }

@@ -7,8 +7,7 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::mask::Mask;
-use super::{DropoutOps, portable};
+use super::{DropoutOps, Mask, composed, composed_noise};
 use crate::cube::launch::{covers, launch};
 use crate::cube::pixels::replacement;
 
@@ -87,7 +86,7 @@ impl DropoutOps for CubeBackend {
     fn dropout(x: CubeTensor, key: u64, p: f64) -> CubeTensor {
         let (mask, len) = (Mask::new(key, p), x.meta.shape().num_elements());
         if !covers([&x]) || len >= u32::MAX as usize {
-            return portable::dropout::<Self>(x, mask);
+            return composed::<Self>(x, mask);
         }
         let x = into_contiguous(x);
         let (y, to_y) = replacement(&x, 0);
@@ -98,7 +97,7 @@ impl DropoutOps for CubeBackend {
     fn add_noise(x: CubeTensor, key: u64, scale: f64) -> CubeTensor {
         let len = x.meta.shape().num_elements();
         if !covers([&x]) || len >= u32::MAX as usize {
-            return portable::add_noise::<Self>(x, key, scale);
+            return composed_noise::<Self>(x, key, scale);
         }
         let x = into_contiguous(x);
         let (y, to_y) = replacement(&x, 0);

@@ -54,7 +54,7 @@ fn softplus_kernel(x: &Tensor<f32>, slope: &mut Tensor<f32>, parts: &mut Tensor<
     let mut sum = 0.0f32;
     let mut i = ABSOLUTE_POS;
     while i < extent.count {
-        // softplus(x) = max(x, 0) + log(1 + exp(-|x|)); what is kept of the product is one less, see `passes::Softplus`.
+        // softplus(x) = max(x, 0) + log(1 + exp(-|x|)); what is kept of the product is one less, see `softplus` in `mod.rs`.
         let mut product = 0.0f32;
         let mut run = 0u32;
         while run < RUN && i < extent.count {

@@ -5,13 +5,13 @@ use burn::backend::ops::FloatTensorOps;
 use burn::backend::{AutodiffBackend, Backend, TensorMetadata};
 use burn::tensor::Shape;
 
-use super::operands::{Maps, StoredMap, Wanted};
+use super::operands::Maps;
 use super::portable::{flat, shaped};
 use super::{MOST_MAPS, MapOps, portable};
 use crate::cpu::Precision;
 use crate::operands::Maybe;
 use crate::planes::Parts;
-use crate::products::{Branch, ProductOps, StoredWeight};
+use crate::products::{Branch, ProductOps, StoredBranch, StoredMap, StoredWeight};
 use crate::several::recorded_several;
 use crate::steps::{Autodiff, CheckpointStrategy, Float};
 
@@ -21,7 +21,7 @@ const PARENTS: usize = 2 + 3 * MOST_MAPS;
 /// Whether a gradient is asked for a map's weight or bias.
 fn is_trained<B: Backend, C: CheckpointStrategy>(map: &StoredMap<Autodiff<B, C>>) -> bool {
     let weight = matches!(&map.weight, StoredWeight::Dense(weight) if weight.is_tracked());
-    weight || map.bias.as_ref().is_some_and(|bias| bias.is_tracked())
+    weight || matches!(&map.bias, Maybe::Some(bias) if bias.is_tracked())
 }
 
 /// A weight without its part in a graph.
@@ -30,6 +30,17 @@ fn off_the_graph<B: Backend, C: CheckpointStrategy>(weight: StoredWeight<Autodif
         StoredWeight::Dense(weight) => StoredWeight::Dense(weight.into_primitive()),
         StoredWeight::Blocks { codes, scales, form, shape } => StoredWeight::Blocks { codes, scales: scales.into_primitive(), form, shape },
     }
+}
+
+/// The same of a map.
+fn inner<B: Backend, C: CheckpointStrategy>(StoredMap { weight, bias, branch }: StoredMap<Autodiff<B, C>>) -> StoredMap<B> {
+    let of_branch = |StoredBranch { a, b, scaling }: StoredBranch<Autodiff<B, C>>| StoredBranch {
+        a: a.into_primitive(),
+        b: b.into_primitive(),
+        scaling,
+    };
+    let (bias, branch) = (bias.into_option().map(|bias| bias.into_primitive()), branch.into_option().map(of_branch));
+    StoredMap { weight: off_the_graph(weight), bias: bias.into(), branch: branch.into() }
 }
 
 /// The results in the graph: maps `together`, or one by one. Biases are none that are trained.
@@ -44,8 +55,8 @@ fn recorded<B: MapOps, C: CheckpointStrategy>(
         let map = maps.0.get(i / 3)?;
         match (i % 3, &map.weight, &map.branch) {
             (0, StoredWeight::Dense(weight), _) => Some(weight),
-            (1, _, Some(branch)) => Some(&branch.a),
-            (2, _, Some(branch)) => Some(&branch.b),
+            (1, _, Branch::LowRank(branch)) => Some(&branch.a),
+            (2, _, Branch::LowRank(branch)) => Some(&branch.b),
             _ => None,
         }
     };
@@ -57,9 +68,9 @@ fn recorded<B: MapOps, C: CheckpointStrategy>(
         _ => tensor(i - 2).unwrap_or(&none).node(),
     });
     let keeps_x = (0..3 * MOST_MAPS).filter_map(tensor).any(|tensor| tensor.is_tracked());
-    let branches: Vec<usize> = (0..maps.0.len()).filter(|&i| maps.0[i].branch.is_some()).collect();
+    let branches: Vec<usize> = (0..maps.0.len()).filter(|&i| matches!(maps.0[i].branch, Branch::LowRank(_))).collect();
 
-    let maps = Maps(maps.0.into_iter().map(|map| map.map(off_the_graph, |t| t.into_primitive())).collect());
+    let maps = Maps(maps.0.into_iter().map(inner).collect());
     let (x, onto, count) = (x.into_primitive(), onto.map(|onto| onto.into_primitive()), maps.0.len());
     let forward = if together { B::maps } else { portable::maps::<B> };
     let mut results = forward(x.clone(), maps.clone(), onto.into(), precision).0;
@@ -75,19 +86,17 @@ fn recorded<B: MapOps, C: CheckpointStrategy>(
             parents.give::<B>(2 + 3 * map, || B::linear_weight_grad(flat::<B>(kept[0].clone()), flat::<B>(dy.clone())));
         }
         let sides: Vec<usize> = branches.into_iter().flat_map(|map| [3 + 3 * map, 4 + 3 * map]).collect();
-        let wanted = Wanted { x: parents.wants(0), branches: sides.iter().any(|&side| parents.wants(side)) };
-        let kept = Parts(if wanted.branches { kept } else { Vec::new() });
-        let backward = if together { B::maps_grad } else { portable::maps_grad::<B> };
+        let kept = Parts(if sides.iter().any(|&side| parents.wants(side)) { kept } else { Vec::new() });
+        let (wants, backward) = (parents.wants(0), if together { B::maps_grad } else { portable::maps_grad::<B> });
+        let grads = |held: Option<_>| backward(kept, maps, Parts(dys), order, held.into(), wants, precision).0.into_iter();
         let mut of_branches = Vec::new().into_iter();
-        if wanted.x {
+        if wants {
             parents.give_onto::<B>(0, |held| {
-                let mut all = backward(kept, maps, Parts(dys), order, held.into(), wanted, precision).0.into_iter();
-                let dx = all.next().unwrap_or_else(|| unreachable!("the gradient of x, which was asked for"));
-                of_branches = all;
-                dx
+                of_branches = grads(held);
+                of_branches.next().unwrap_or_else(|| unreachable!("the gradient of x, which was asked for"))
             });
         } else {
-            of_branches = backward(kept, maps, Parts(dys), order, Maybe::None, wanted, precision).0.into_iter();
+            of_branches = grads(None);
         }
         for (side, grad) in sides.into_iter().zip(of_branches) {
             parents.give::<B>(side, || grad);
@@ -103,7 +112,11 @@ fn with_biases<B: MapOps, C: CheckpointStrategy>(
     precision: Precision,
     together: bool,
 ) -> Vec<Float<Autodiff<B, C>>> {
-    let biases: Vec<_> = maps.0.iter_mut().map(|map| map.bias.take_if(|bias| bias.is_tracked())).collect();
+    let trained = |map: &mut StoredMap<Autodiff<B, C>>| match &map.bias {
+        Maybe::Some(bias) if bias.is_tracked() => std::mem::replace(&mut map.bias, Maybe::None).into_option(),
+        _ => None,
+    };
+    let biases: Vec<_> = maps.0.iter_mut().map(trained).collect();
     let behind = onto.take_if(|_| biases[0].is_some());
     let mut results = if together {
         recorded::<B, C>(x, maps, onto, precision, true)
@@ -132,14 +145,7 @@ impl<B: MapOps, C: CheckpointStrategy> MapOps for Autodiff<B, C> {
 }
 
 impl<B: MapOps, C: CheckpointStrategy> ProductOps for Autodiff<B, C> {
-    fn linear_forward(
-        x: Float<Self>,
-        weight: StoredWeight<Self>,
-        bias: Maybe<Self>,
-        branch: Branch<Self>,
-        precision: Precision,
-    ) -> Float<Self> {
-        let map = StoredMap { weight, bias: bias.into_option(), branch: branch.into_option() };
+    fn linear_forward(x: Float<Self>, map: StoredMap<Self>, precision: Precision) -> Float<Self> {
         with_biases::<B, C>(x, Maps(vec![map]), None, precision, false).remove(0)
     }
 

@@ -14,7 +14,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::cube_kernels::{Member, With, group_kernel, map_kernel};
-use super::operands::{Maps, StoredMap, Wanted};
+use super::operands::Maps;
 use super::{MapOps, portable};
 use crate::cpu::Precision;
 use crate::cube::block::Block;
@@ -27,7 +27,7 @@ use crate::cube::trace::{note, note_room};
 use crate::operands::Maybe;
 use crate::planes::Parts;
 use crate::policy::{Lowering, default_lowering};
-use crate::products::{ProductOps, StoredBranch, StoredWeight, factors, in_words, rounded};
+use crate::products::{Branch, ProductOps, StoredBranch, StoredMap, StoredWeight, factors, in_words, rounded};
 use crate::shapes::expect;
 
 /// Whether our kernels take these.
@@ -37,7 +37,9 @@ fn ours<'a>(tensors: impl IntoIterator<Item = &'a CubeTensor>, maps: &Maps<CubeB
             StoredWeight::Dense(weight) => is_image_type(weight.dtype) && weight.meta.shape().num_elements() > 0,
             StoredWeight::Blocks { shape, .. } => shape.iter().product::<usize>() > 0,
         };
-        weight && covers(map.bias.iter().chain(map.branch.iter().flat_map(|branch| [&branch.a, &branch.b])))
+        let bias = if let Maybe::Some(bias) = &map.bias { Some(bias) } else { None };
+        let branch = if let Branch::LowRank(branch) = &map.branch { Some([&branch.a, &branch.b]) } else { None };
+        weight && covers(bias.into_iter().chain(branch.into_iter().flatten()))
     };
     default_lowering() == Lowering::Gemm && precision != Precision::PureF16 && covers(tensors) && maps.0.iter().all(of_map)
 }
@@ -282,7 +284,8 @@ impl Settled {
         let mut settled = Self { weights: Vec::new(), biases: Vec::new(), branches: Vec::new(), starts: vec![0] };
         for StoredMap { weight, bias, branch } in maps.0 {
             settled.weights.push(weight);
-            settled.biases.push(bias.map(into_contiguous));
+            settled.biases.push(bias.into_option().map(into_contiguous));
+            let branch = branch.into_option();
             let branch =
                 branch.map(|StoredBranch { a, b, scaling }| StoredBranch { a: into_contiguous(a), b: into_contiguous(b), scaling });
             let rank = branch.as_ref().map_or(0, |branch| dims(&branch.a)[0]);
@@ -394,14 +397,14 @@ impl MapOps for CubeBackend {
         dys: Parts<Self>,
         order: Vec<usize>,
         held: Maybe<Self>,
-        wanted: Wanted,
+        wants: bool,
         precision: Precision,
     ) -> Parts<Self> {
         let held = held.into_option();
         // The inner products are there, behind x, if the results were ours.
-        let complete = !wanted.branches || kept.0.len() == 2;
+        let complete = kept.0.is_empty() || kept.0.len() == 2;
         if !complete || !ours(kept.0.iter().chain(&dys.0).chain(&held), &maps, precision) {
-            return portable::maps_grad::<Self>(kept, maps, dys, order, held.into(), wanted, precision);
+            return portable::maps_grad::<Self>(kept, maps, dys, order, held.into(), wants, precision);
         }
         let shape = dys.0[0].shape();
         let mut sorted: Vec<(usize, CubeTensor)> = order.iter().copied().zip(dys.0.into_iter().map(flat)).collect();
@@ -411,11 +414,11 @@ impl MapOps for CubeBackend {
         let maps = Settled::new(maps, rows);
         let inner_grads = maps.inner_grads(&dys);
         let of_branches = match (kept.0.as_slice(), &inner_grads) {
-            ([x, inner], Some(inner_grads)) if wanted.branches => maps.branch_grads(&flat(x.clone()), &dys, inner, inner_grads),
+            ([x, inner], Some(inner_grads)) => maps.branch_grads(&flat(x.clone()), &dys, inner, inner_grads),
             _ => Vec::new(),
         };
         let mut dx = held.map(flat);
-        for i in if wanted.x { order } else { Vec::new() } {
+        for i in if wants { order } else { Vec::new() } {
             let (dy, weight) = (&dys[i], Weight::new(&maps.weights[i], precision, true));
             let [out, input] = weight.dims;
             let low = inner_grads.as_ref().zip(maps.branches[i].as_ref()).map(|(inner, branch)| {
@@ -425,7 +428,7 @@ impl MapOps for CubeBackend {
             let operands = (Operand::lines(dy, 0, out), weight.terms());
             dx = Some(map("linear map, gradient of its input", [rows, input, out], operands, factors(precision, dy.dtype), low, None, dx));
         }
-        let dx = dx.filter(|_| wanted.x).map(|dx| portable::shaped::<Self>(dx, &shape));
+        let dx = dx.filter(|_| wants).map(|dx| portable::shaped::<Self>(dx, &shape));
         Parts(dx.into_iter().chain(of_branches).collect())
     }
 }

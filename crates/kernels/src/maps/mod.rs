@@ -16,12 +16,12 @@ use burn::backend::tensor::FloatTensor as Float;
 use burn::backend::{Dispatch, Flex, backend_extension};
 use burn::tensor::Tensor;
 
-pub use operands::{Maps, StoredMap, Wanted};
+pub use operands::Maps;
 
 use crate::cpu::Precision;
 use crate::operands::Maybe;
 use crate::planes::{Parts, PlaneOps};
-use crate::products::{LowRank, ProductOps, StoredBranch, Weight};
+use crate::products::{LowRank, ProductOps, StoredBranch, StoredMap, Weight};
 use crate::shapes;
 
 /// Most maps of an input: the number of an operation's parents is part of its type.
@@ -35,9 +35,9 @@ pub trait MapOps: ProductOps + PlaneOps {
         portable::maps::<Self>(x, maps, onto, precision)
     }
 
-    /// The gradients that are `wanted`, from those of the results, `dys`, which are in the order in which they came: `dys[i]` is that of map `order[i]`.
-    /// First `held + Σ (dy W + s (dy B) A)`, the gradient of x; then of each branch `s (dy B)ᵀ x` and `s dyᵀ (x Aᵀ)`. `kept` is x and what
-    /// [`maps`](Self::maps) gave besides its results, if those of branches are wanted; else nothing.
+    /// The gradients from those of the results, `dys`, which are in the order in which they came: `dys[i]` is that of map `order[i]`. If x `wants` one,
+    /// first `held + Σ (dy W + s (dy B) A)`, the gradient of x; then of each branch `s (dy B)ᵀ x` and `s dyᵀ (x Aᵀ)`, if there is anything in `kept`: x and
+    /// what [`maps`](Self::maps) gave besides its results.
     #[allow(clippy::too_many_arguments)]
     fn maps_grad(
         #[extension_type] kept: Parts<Self>,
@@ -45,10 +45,10 @@ pub trait MapOps: ProductOps + PlaneOps {
         #[extension_type] dys: Parts<Self>,
         order: Vec<usize>,
         #[extension_type] held: Maybe<Self>,
-        wanted: Wanted,
+        wants: bool,
         precision: Precision,
     ) -> Parts<Self> {
-        portable::maps_grad::<Self>(kept, maps, dys, order, held, wanted, precision)
+        portable::maps_grad::<Self>(kept, maps, dys, order, held, wants, precision)
     }
 }
 
@@ -97,10 +97,11 @@ pub fn maps<const N: usize, const D: usize>(x: Tensor<D>, maps: [Map; N], onto: 
 
 impl Map {
     fn into_dispatch(self) -> StoredMap<Dispatch> {
+        let branch = |LowRank { a, b, scaling }| StoredBranch { a: Tensor::into_dispatch(a), b: Tensor::into_dispatch(b), scaling };
         StoredMap {
             weight: self.weight.into_dispatch(),
-            bias: self.bias.map(Tensor::into_dispatch),
-            branch: self.branch.map(|LowRank { a, b, scaling }| StoredBranch { a: a.into_dispatch(), b: b.into_dispatch(), scaling }),
+            bias: self.bias.map(Tensor::into_dispatch).into(),
+            branch: self.branch.map(branch).into(),
         }
     }
 }

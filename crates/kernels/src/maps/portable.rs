@@ -4,11 +4,11 @@ use burn::backend::tensor::FloatTensor as Float;
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::Shape;
 
-use super::operands::{Maps, StoredMap, Wanted};
+use super::operands::Maps;
 use crate::cpu::Precision;
 use crate::operands::Maybe;
 use crate::planes::{Parts, PlaneOps};
-use crate::products::{ProductOps, StoredBranch};
+use crate::products::{Branch, ProductOps, StoredBranch, StoredMap};
 
 /// `[.., width]` as `[N, width]`.
 pub(super) fn flat<B: Backend>(x: Float<B>) -> Float<B> {
@@ -28,8 +28,8 @@ pub(super) fn shaped<B: Backend>(y: Float<B>, like: &Shape) -> Float<B> {
 pub(super) fn maps<B: ProductOps + PlaneOps>(x: Float<B>, maps: Maps<B>, onto: Maybe<B>, precision: Precision) -> Parts<B> {
     let (mut onto, shape) = (onto.into_option(), x.shape());
     let x = flat::<B>(x);
-    let one = |StoredMap { weight, bias, branch }: StoredMap<B>| {
-        let y = shaped::<B>(B::linear_forward(x.clone(), weight, bias.into(), branch.into(), precision), &shape);
+    let one = |map: StoredMap<B>| {
+        let y = shaped::<B>(B::linear_forward(x.clone(), map, precision), &shape);
         match onto.take() {
             Some(onto) => B::add(y, onto),
             None => y,
@@ -44,7 +44,7 @@ pub(super) fn maps_grad<B: ProductOps + PlaneOps>(
     dys: Parts<B>,
     order: Vec<usize>,
     held: Maybe<B>,
-    wanted: Wanted,
+    wants: bool,
     precision: Precision,
 ) -> Parts<B> {
     let mut dx = held.into_option();
@@ -53,11 +53,11 @@ pub(super) fn maps_grad<B: ProductOps + PlaneOps>(
         let StoredMap { weight, branch, .. } = maps.0[map].clone();
         let shape = dy.shape();
         let dy = flat::<B>(dy);
-        if let (Some(x), Some(StoredBranch { a, b, scaling }), true) = (kept.0.first(), &branch, wanted.branches) {
+        if let (Some(x), Branch::LowRank(StoredBranch { a, b, scaling })) = (kept.0.first(), &branch) {
             of_branches[map] = Some(B::lora_grads(flat::<B>(x.clone()), dy.clone(), a.clone(), b.clone(), *scaling));
         }
-        if wanted.x {
-            let own = shaped::<B>(B::linear_data_grad(dy, weight, branch.into(), precision), &shape);
+        if wants {
+            let own = shaped::<B>(B::linear_data_grad(dy, weight, branch, precision), &shape);
             dx = Some(match dx {
                 Some(others) => B::add(others, own),
                 None => own,
@@ -65,5 +65,5 @@ pub(super) fn maps_grad<B: ProductOps + PlaneOps>(
         }
     }
     let of_branches = of_branches.into_iter().flatten().flat_map(|(da, db)| [da, db]);
-    Parts(dx.filter(|_| wanted.x).into_iter().chain(of_branches).collect())
+    Parts(dx.filter(|_| wants).into_iter().chain(of_branches).collect())
 }

@@ -4,6 +4,7 @@
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use half::f16;
 
+use super::operand;
 use super::packed::{Coding, Form, Packed};
 use super::tests::lora_linear;
 use super::{Blocks, LowRank, Stored, Weight, int8, linear, linear_data_grad, nf4};
@@ -54,7 +55,7 @@ fn nf4_is_that_of_bitsandbytes() {
 /// All values of a matrix in blocks.
 fn decoded(form: Form, codes: &[u8], scales: &[f32], shape: [usize; 2]) -> Vec<f32> {
     let mut values = vec![f32::NAN; shape[0] * shape[1]];
-    Stored::Packed(Packed { codes, scales, form, shape }).decode(level(), 0, &mut values);
+    operand::decode(level(), Stored::Packed(Packed { codes, scales, form, shape }), 0, &mut values);
     values
 }
 
@@ -143,7 +144,7 @@ fn any_part_is_the_same_part_of_the_whole() {
         for (at, len) in [(0, 1), (1, 1), (31, 2), (32, 64), (33, 200), (38, 30), (95, 97), (1, 575), (64, 128)] {
             for level in Level::all() {
                 let mut part = vec![f32::NAN; len];
-                Stored::Packed(packed).decode(level, at, &mut part);
+                operand::decode(level, Stored::Packed(packed), at, &mut part);
                 assert_eq!(part, whole[at..at + len], "{form:?} {level:?} {at} {len}");
             }
         }

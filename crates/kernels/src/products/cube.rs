@@ -11,13 +11,12 @@ use cubecl::prelude::*;
 use super::cube_file::{EACH, file_kernel};
 use super::nf4::{BLOCK, GROUP, LEVELS, MAGNITUDES};
 pub(crate) use super::portable::factors;
-use super::{Branch, Form, ProductOps, StoredWeight, factor, portable};
+use super::{Branch, Form, ProductOps, StoredMap, StoredWeight, factor, portable};
 use crate::cpu::Precision;
 use crate::cube::launch::{is_image_type, launch};
 use crate::cube::matrices::product_with;
 use crate::cube::packing::Packing;
 use crate::cube::pixels::empty;
-use crate::operands::Maybe;
 use crate::policy::{Lowering, default_lowering};
 
 /// The upper half of an f32 is a bf16: two a word.
@@ -99,26 +98,17 @@ pub(crate) fn in_words(weight: &StoredWeight<CubeBackend>) -> Option<(CubeTensor
 }
 
 impl ProductOps for CubeBackend {
-    fn linear_forward(
-        x: CubeTensor,
-        weight: StoredWeight<Self>,
-        bias: Maybe<Self>,
-        branch: Branch<Self>,
-        precision: Precision,
-    ) -> CubeTensor {
+    fn linear_forward(x: CubeTensor, StoredMap { weight, bias, branch }: StoredMap<Self>, precision: Precision) -> CubeTensor {
         let (bias, branch) = (bias.into_option(), branch.into_option());
-        match of_words(&x, &weight, precision, true) {
-            Some(y) => portable::beside::<Self>(x, y, bias, branch, precision),
-            None => portable::linear::<Self>(x, factor(weight), bias, branch, precision),
-        }
+        let y = of_words(&x, &weight, precision, true);
+        let y = y.unwrap_or_else(|| portable::by_weight::<Self>(x.clone(), factor(weight), false, precision));
+        portable::beside::<Self>(x, y, bias, branch, precision)
     }
 
     fn linear_data_grad(dy: CubeTensor, weight: StoredWeight<Self>, branch: Branch<Self>, precision: Precision) -> CubeTensor {
-        let branch = branch.into_option();
-        match of_words(&dy, &weight, precision, false) {
-            Some(dx) => portable::beside_grad::<Self>(dy, dx, branch, precision),
-            None => portable::linear_data_grad::<Self>(dy, factor(weight), branch, precision),
-        }
+        let dx = of_words(&dy, &weight, precision, false);
+        let dx = dx.unwrap_or_else(|| portable::by_weight::<Self>(dy.clone(), factor(weight), true, precision));
+        portable::beside_grad::<Self>(dy, dx, branch.into_option(), precision)
     }
 
     fn dense_weight(weight: StoredWeight<Self>) -> CubeTensor {

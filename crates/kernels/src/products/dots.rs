@@ -5,7 +5,8 @@ use rayon::prelude::*;
 use super::operand::Term;
 use crate::cpu::machine::DOTS;
 use crate::cpu::scratch;
-use crate::cpu::simd::{self, MAX_LANES, Simd, Task};
+use crate::cpu::simd::MAX_LANES;
+use crate::tasks::task;
 
 /// Most rows for which a weight is not worth packing.
 pub(super) const ROWS: usize = 4;
@@ -32,29 +33,21 @@ pub(super) fn dots(terms: &[Term<'_>], columns: usize, begin: Option<&[f32]>, ou
             }
         }
         for term in terms {
-            simd::run(term.level, Dots { term, first, out: &mut out });
+            share(term.level, term, first, &mut out);
         }
     });
 }
 
-struct Dots<'a, 'b, 'c> {
-    term: &'a Term<'a>,
-    first: usize,
-    out: &'b mut [&'c mut [f32]],
-}
-
-impl Task for Dots<'_, '_, '_> {
-    type Out = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        let Term { left, right, depth, .. } = *self.term;
+task! {
+    /// One term's share in the columns from `first` on.
+    fn share<S, 'b>(s, term: &'a Term<'a>, first: usize, out: &'a mut [&'b mut [f32]]) {
+        let Term { left, right, depth, .. } = *term;
         let mut decoded = scratch::take(if right.is_coded() { depth } else { 0 });
-        for j in 0..self.out[0].len() {
-            let line = self.first + j;
+        for j in 0..out[0].len() {
+            let line = first + j;
             let coded = right.is_coded().then(|| right.decode(s, 0..depth, line..line + 1, &mut decoded));
             let Some((weight, begin)) = coded.map_or_else(|| right.line(line), |line| line.line(0)) else { continue };
-            for (i, out) in self.out.iter_mut().enumerate() {
+            for (i, out) in out.iter_mut().enumerate() {
                 let Some((x, start)) = left.line(i) else { continue };
                 // Four chains, so that the additions do not wait for each other.
                 let mut sums = [s.zero(); 4];

@@ -5,11 +5,9 @@
 
 #[cfg(test)]
 mod blocks_tests;
-mod branch;
 mod cube;
 mod cube_file;
 mod dots;
-mod flex;
 mod int8;
 mod multiply;
 #[cfg(test)]
@@ -25,33 +23,31 @@ mod tests;
 mod weight;
 
 use burn::backend::tensor::FloatTensor as Float;
-use burn::backend::{Dispatch, backend_extension};
-use burn::tensor::{Device, Tensor};
+use burn::backend::{Dispatch, Flex, TensorMetadata, backend_extension};
+use burn::tensor::{DType, Device, Tensor};
+use burn_flex::FlexTensor;
+use half::{bf16, f16};
+use rayon::prelude::*;
 
-pub use branch::{Branch, StoredBranch};
 pub(crate) use cube::{factors, in_words, rounded};
 pub(crate) use multiply::multiply;
 pub(crate) use operand::{Operand, Stored, Term};
 pub use packed::{Coding, Form};
-pub use weight::{Blocks, StoredWeight, Weight};
+pub use weight::{Blocks, Branch, StoredBranch, StoredMap, StoredWeight, Weight};
 
-use crate::cpu::Precision;
+use crate::buffers::{all_f32, contiguous, values, written};
+use crate::cpu::{Precision, scratch, simd};
 use crate::matrices::MatrixOps;
-use crate::operands::Maybe;
 use crate::shapes;
+use operand::decode;
+use packed::Packed;
 
 /// Linear maps: x `[N, in]`, weight `[out, in]` of any float type or in blocks, bias `[out]`, y and dy `[N, out]`; the low-rank branch has A `[r, in]` and
 /// B `[out, r]` (Hu et al. 2021). `precision` is that of products with the weight; those of the branch are of the type of x, except in pure f16.
 #[backend_extension(Flex, Cube, Autodiff)]
 pub trait ProductOps: MatrixOps {
     /// `y = x Wᵀ + b + s (x Aᵀ) Bᵀ`.
-    fn linear_forward(
-        x: Float<Self>,
-        #[extension_type] weight: StoredWeight<Self>,
-        #[extension_type] bias: Maybe<Self>,
-        #[extension_type] branch: Branch<Self>,
-        precision: Precision,
-    ) -> Float<Self>;
+    fn linear_forward(x: Float<Self>, #[extension_type] map: StoredMap<Self>, precision: Precision) -> Float<Self>;
 
     /// Its gradient for x: `dy W + s (dy B) A`.
     fn linear_data_grad(
@@ -60,7 +56,8 @@ pub trait ProductOps: MatrixOps {
         #[extension_type] branch: Branch<Self>,
         precision: Precision,
     ) -> Float<Self> {
-        portable::linear_data_grad::<Self>(dy, factor(weight), branch.into_option(), precision)
+        let dx = portable::by_weight::<Self>(dy.clone(), factor(weight), true, precision);
+        portable::beside_grad::<Self>(dy, dx, branch.into_option(), precision)
     }
 
     /// Its gradient for W, `[out, in]`: `dyᵀ x`.
@@ -122,8 +119,8 @@ pub fn linear(x: Tensor<2>, weight: impl Into<Weight>, bias: Option<Tensor<1>>, 
     if let Some(bias) = &bias {
         shapes::expect("a bias", bias.dims(), [out]);
     }
-    let (weight, bias) = (weight.into_dispatch(), bias.map(Tensor::into_dispatch).into());
-    Tensor::from_dispatch(Dispatch::linear_forward(x.into_dispatch(), weight, bias, Branch::Zero, precision))
+    let map = StoredMap { weight: weight.into_dispatch(), bias: bias.map(Tensor::into_dispatch).into(), branch: Branch::Zero };
+    Tensor::from_dispatch(Dispatch::linear_forward(x.into_dispatch(), map, precision))
 }
 
 /// Gradient of [`linear`]'s x from dy `[N, out]`: `dy W`, `[N, in]`; not differentiable itself.
@@ -138,4 +135,148 @@ pub fn linear_data_grad(dy: Tensor<2>, weight: impl Into<Weight>, precision: Pre
 pub fn linear_weight_grad(x: Tensor<2>, dy: Tensor<2>) -> Tensor<2> {
     assert!(x.dims()[0] == dy.dims()[0], "x has {} rows, and dy {}", x.dims()[0], dy.dims()[0]);
     Tensor::from_dispatch(Dispatch::linear_weight_grad(x.into_dispatch(), dy.into_dispatch()))
+}
+
+/// The values of a weight that [`settled`] returned.
+fn stored(weight: &StoredWeight<Flex>) -> Stored<'_> {
+    match weight {
+        StoredWeight::Blocks { codes, scales, form, shape } => {
+            Stored::Packed(Packed { codes: codes.bytes(), scales: values(scales), form: *form, shape: *shape })
+        }
+        StoredWeight::Dense(weight) => match weight.dtype() {
+            DType::BF16 => Stored::Bf16(weight.as_slice::<bf16>().unwrap_or_default()),
+            DType::F16 => Stored::F16(weight.as_slice::<f16>().unwrap_or_default()),
+            _ => Stored::F32(values(weight)),
+        },
+    }
+}
+
+/// The weight itself, or with its values in order. (Blocks are never cut.)
+fn settled(weight: StoredWeight<Flex>) -> StoredWeight<Flex> {
+    match weight {
+        StoredWeight::Dense(weight) => StoredWeight::Dense(contiguous(weight)),
+        blocks @ StoredWeight::Blocks { .. } => blocks,
+    }
+}
+
+/// Whether our kernels know these types.
+fn ours<'a>(
+    activations: impl IntoIterator<Item = &'a FlexTensor>,
+    weight: &StoredWeight<Flex>,
+    branch: &Option<StoredBranch<Flex>>,
+) -> bool {
+    let known = match weight {
+        StoredWeight::Dense(weight) => matches!(weight.dtype(), DType::F32 | DType::BF16 | DType::F16),
+        StoredWeight::Blocks { .. } => true,
+    };
+    all_f32(activations) && known && all_f32(branch.iter().flat_map(|branch| [&branch.a, &branch.b]))
+}
+
+fn dims(x: &FlexTensor) -> [usize; 2] {
+    x.shape().dims()
+}
+
+fn lines(x: &FlexTensor, terms: usize) -> Operand<'_> {
+    Operand::lines(Stored::F32(values(x)), terms)
+}
+
+fn terms(x: &FlexTensor, lines: usize) -> Operand<'_> {
+    Operand::terms(Stored::F32(values(x)), lines)
+}
+
+/// `scaling left right`, `[rows, columns]`: the inner side of a low-rank branch.
+fn inner(left: Operand<'_>, right: Operand<'_>, [rows, depth, columns]: [usize; 3], scaling: f64, precision: Precision) -> scratch::Buffer {
+    let mut out = scratch::take(rows * columns);
+    multiply(&[Term::new(left, right, depth, precision)], columns, None, &mut out);
+    out.iter_mut().for_each(|v| *v *= scaling as f32);
+    out
+}
+
+/// `left right` in f32, of the shape `[rows, columns]`: a gradient, summed over n rows of the batch.
+fn summed(shape @ [_, columns]: [usize; 2], left: Operand<'_>, right: Operand<'_>, n: usize) -> FlexTensor {
+    written(shape, |out| multiply(&[Term::new(left, right, n, Precision::F32)], columns, None, out))
+}
+
+/// A matrix with rows of `width` as the right-hand factor: its lines are its rows, or on the way `back` its columns.
+fn side(values: Stored<'_>, width: usize, back: bool) -> Operand<'_> {
+    if back { Operand::terms(values, width) } else { Operand::lines(values, width) }
+}
+
+/// `x Wᵀ + b + s (x Aᵀ) Bᵀ`, or on the way `back`, where x is dy, `dy W + s (dy B) A`.
+fn product(
+    x: FlexTensor,
+    weight: StoredWeight<Flex>,
+    bias: Option<FlexTensor>,
+    branch: Option<StoredBranch<Flex>>,
+    back: bool,
+    precision: Precision,
+) -> FlexTensor {
+    let (x, weight, bias) = (contiguous(x), settled(weight), bias.map(contiguous));
+    let ([n, depth], [out, input]) = (dims(&x), weight.dims());
+    let (rows, columns) = (lines(&x, depth), if back { input } else { out });
+    // Of a few rows memory decides, and rounding them would gain nothing.
+    let (many, stored) = (n > dots::ROWS, stored(&weight));
+    // A weight that is not bf16 would lose what two parts of the other factor keep.
+    let rounds = many && (precision != Precision::Bf16x2 || matches!(stored, Stored::Bf16(_)));
+    let main = Term::new(rows, side(stored, input, back), depth, if rounds { precision } else { Precision::F32 });
+    let of_branch = if many && precision == Precision::PureF16 { precision } else { Precision::F32 };
+    let branch = branch.map(|StoredBranch { a, b, scaling }| {
+        let [a, b] = [a, b].map(contiguous);
+        let ([rank, _], (first, second)) = (dims(&a), if back { (b, a) } else { (a, b) });
+        let right = side(Stored::F32(values(&first)), dims(&first)[1], back);
+        (inner(rows, right, [n, depth, rank], scaling, of_branch), second, rank)
+    });
+    let term = branch.as_ref().map(|(inner, second, rank)| {
+        let right = side(Stored::F32(values(second)), dims(second)[1], back);
+        Term::new(Operand::lines(Stored::F32(inner), *rank), right, *rank, of_branch)
+    });
+    let terms: Vec<Term<'_>> = [main].into_iter().chain(term).collect();
+    written([n, columns], |y| multiply(&terms, columns, bias.as_ref().map(values), y))
+}
+
+impl ProductOps for Flex {
+    fn linear_forward(x: FlexTensor, StoredMap { weight, bias, branch }: StoredMap<Self>, precision: Precision) -> FlexTensor {
+        let (bias, branch) = (bias.into_option(), branch.into_option());
+        if !ours([&x].into_iter().chain(&bias), &weight, &branch) {
+            let y = portable::by_weight::<Self>(x.clone(), factor(weight), false, precision);
+            return portable::beside::<Self>(x, y, bias, branch, precision);
+        }
+        product(x, weight, bias, branch, false, precision)
+    }
+
+    fn linear_data_grad(dy: FlexTensor, weight: StoredWeight<Self>, branch: Branch<Self>, precision: Precision) -> FlexTensor {
+        let branch = branch.into_option();
+        if !ours([&dy], &weight, &branch) {
+            let dx = portable::by_weight::<Self>(dy.clone(), factor(weight), true, precision);
+            return portable::beside_grad::<Self>(dy, dx, branch, precision);
+        }
+        product(dy, weight, None, branch, true, precision)
+    }
+
+    fn linear_weight_grad(x: FlexTensor, dy: FlexTensor) -> FlexTensor {
+        let true = all_f32([&x, &dy]) else { return portable::linear_weight_grad::<Self>(x, dy) };
+        let (x, dy) = (contiguous(x), contiguous(dy));
+        let ([n, input], [_, out]) = (dims(&x), dims(&dy));
+        summed([out, input], terms(&dy, out), terms(&x, input), n)
+    }
+
+    fn lora_grads(x: FlexTensor, dy: FlexTensor, a: FlexTensor, b: FlexTensor, scaling: f64) -> (FlexTensor, FlexTensor) {
+        let true = all_f32([&x, &dy, &a, &b]) else { return portable::lora_grads::<Self>(x, dy, a, b, scaling) };
+        let [x, dy, a, b] = [x, dy, a, b].map(contiguous);
+        let ([n, input], [out, rank]) = (dims(&x), dims(&b));
+        let du = inner(lines(&dy, out), terms(&b, rank), [n, out, rank], scaling, Precision::F32);
+        let u = inner(lines(&x, input), lines(&a, input), [n, input, rank], scaling, Precision::F32);
+        let [du, u] = [&du, &u].map(|inner| Operand::terms(Stored::F32(inner), rank));
+        (summed([rank, input], du, terms(&x, input), n), summed([out, rank], terms(&dy, out), u, n))
+    }
+
+    fn dense_weight(weight: StoredWeight<Self>) -> FlexTensor {
+        let [rows, columns] = match weight {
+            StoredWeight::Dense(weight) => return portable::cast::<Self>(weight, DType::F32),
+            StoredWeight::Blocks { shape, .. } => shape,
+        };
+        let (packed, level) = (stored(&weight), simd::level());
+        let fill = |(row, out): (usize, &mut [f32])| decode(level, packed, row * columns, out);
+        written([rows, columns], |out| out.par_chunks_mut(columns.max(1)).enumerate().for_each(fill))
+    }
 }

@@ -17,7 +17,8 @@ use super::dots;
 use super::operand::{Term, round_to_f16};
 use crate::cpu::machine::{FEWEST_ROWS, MOST_TILES, PRODUCT_BLOCK as BLOCK, PRODUCT_UNIT_RATE as UNIT_RATE, machine};
 use crate::cpu::scratch;
-use crate::cpu::simd::{self, Form, Group, Simd, Starts, Task, Tile, To};
+use crate::cpu::simd::{self, Form, Group, Starts, Tile, To};
+use crate::tasks::task;
 
 /// `out [rows, columns] = begin + Σ left right`, `out` by rows. It begins with one value for each column, or with nothing: all of it is overwritten.
 ///
@@ -122,7 +123,7 @@ impl Part<'_> {
             self.out.iter_mut().for_each(|out| out.copy_from_slice(&row[self.columns.clone()]));
         }
         for term in terms.iter().filter(|term| term.depth > 0) {
-            simd::run(term.level, Share { part: &mut self, term, accumulate });
+            share(term.level, &mut self, term, accumulate);
             accumulate = true;
         }
         if !accumulate {
@@ -131,22 +132,13 @@ impl Part<'_> {
     }
 }
 
-/// One term's share in a part.
-struct Share<'a, 'b> {
-    part: &'a mut Part<'b>,
-    term: &'a Term<'a>,
-    accumulate: bool,
-}
-
-impl Task for Share<'_, '_> {
-    type Out = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        let Term { left, right, depth, in_f16, split, .. } = *self.term;
+task! {
+    /// One term's share in a part.
+    fn share<S, 'b>(s, part: &'a mut Part<'b>, term: &'a Term<'a>, accumulate: bool) {
+        let Term { left, right, depth, in_f16, split, .. } = *term;
         let halves = left.parts();
         let lefts = if split { &halves[..] } else { std::slice::from_ref(&left) };
-        let Part { row: top, columns, out } = self.part;
+        let Part { row: top, columns, out } = part;
         let block = BLOCK.min(depth.div_ceil(S::TERMS)).next_multiple_of(S::GROUP);
         // The last vector of a panel reaches into the next one, and that of the last panel behind it.
         let size = out.len().next_multiple_of(S::PANEL) * block;
@@ -185,7 +177,7 @@ impl Task for Share<'_, '_> {
                 }
                 // What is packed next comes closer while this is multiplied.
                 let (next, behind) = if at + S::NR < columns.len() { (terms.clone(), at + S::NR) } else { (block_of(terms.end), 0) };
-                let (accumulate, parts) = (self.accumulate || start > 0, out.len().div_ceil(S::PANEL));
+                let (accumulate, parts) = (accumulate || start > 0, out.len().div_ceil(S::PANEL));
                 for (i, c) in out.chunks_mut(S::PANEL).enumerate() {
                     right.prefetch(s, next.clone(), tile_of(behind), i, parts);
                     for part in 0..lefts.len() {

@@ -10,7 +10,8 @@ use half::{bf16, f16};
 
 use super::packed::Packed;
 use crate::cpu::Precision;
-use crate::cpu::simd::{self, Level, MAX_LANES, Simd, Task};
+use crate::cpu::simd::{self, Level, MAX_LANES, Simd};
+use crate::tasks::task;
 
 /// One product of a sum: `left [rows, depth] right [depth, columns]`.
 #[derive(Clone, Copy)]
@@ -64,12 +65,7 @@ impl Stored<'_> {
         }
     }
 
-    /// Those from `at` on.
-    pub(super) fn decode(self, level: Level, at: usize, out: &mut [f32]) {
-        simd::run(level, Decode { values: self, at, out });
-    }
-
-    /// The same within a task.
+    /// Those from `at` on, within a task.
     #[inline(always)]
     fn decode_in<S: Simd>(&self, s: S, at: usize, out: &mut [f32]) {
         match self {
@@ -90,26 +86,17 @@ impl Stored<'_> {
             // These are decoded before they are read one vector at a time, so this need not be fast.
             Self::F16(_) | Self::Packed(_) => {
                 let mut lanes = [0.0; MAX_LANES];
-                self.decode(Level::Portable, at, &mut lanes[..n]);
+                decode(Level::Portable, *self, at, &mut lanes[..n]);
                 s.load(&lanes)
             }
         }
     }
 }
 
-/// [`Stored::decode`]
-struct Decode<'a, 'b> {
-    values: Stored<'a>,
-    at: usize,
-    out: &'b mut [f32],
-}
-
-impl Task for Decode<'_, '_> {
-    type Out = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        self.values.decode_in(s, self.at, self.out);
+task! {
+    /// Stored values from `at` on.
+    pub(super) fn decode<S>(s, values: Stored<'a>, at: usize, out: &'a mut [f32]) {
+        values.decode_in(s, at, out);
     }
 }
 

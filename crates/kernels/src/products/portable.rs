@@ -4,7 +4,7 @@ use burn::backend::tensor::FloatTensor as Float;
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{DType, Shape};
 
-use super::branch::StoredBranch;
+use super::weight::StoredBranch;
 use crate::cpu::Precision;
 use crate::matrices::MatrixOps;
 use crate::portable::times;
@@ -38,16 +38,10 @@ fn product<B: MatrixOps>(a: Float<B>, b: Float<B>, dtype: DType) -> Float<B> {
     cast::<B>(B::product(cast::<B>(a, dtype), b), out)
 }
 
-pub(super) fn linear<B: MatrixOps>(
-    x: Float<B>,
-    weight: Float<B>,
-    bias: Option<Float<B>>,
-    branch: Option<StoredBranch<B>>,
-    precision: Precision,
-) -> Float<B> {
+/// `x Wᵀ`, or on the way `back` `x W`.
+pub(super) fn by_weight<B: MatrixOps>(x: Float<B>, weight: Float<B>, back: bool, precision: Precision) -> Float<B> {
     let dtype = factors(precision, x.dtype());
-    let y = product::<B>(x.clone(), transposed::<B>(weight), dtype);
-    beside::<B>(x, y, bias, branch, precision)
+    product::<B>(x, if back { weight } else { transposed::<B>(weight) }, dtype)
 }
 
 /// `y + b + s (x Aᵀ) Bᵀ`.
@@ -68,17 +62,6 @@ pub(super) fn beside<B: MatrixOps>(
         times::<B>(product::<B>(inner, transposed::<B>(b), dtype), scaling)
     });
     bias.into_iter().chain(branch).fold(y, B::float_add)
-}
-
-pub(super) fn linear_data_grad<B: MatrixOps>(
-    dy: Float<B>,
-    weight: Float<B>,
-    branch: Option<StoredBranch<B>>,
-    precision: Precision,
-) -> Float<B> {
-    let dtype = factors(precision, dy.dtype());
-    let dx = product::<B>(dy.clone(), weight, dtype);
-    beside_grad::<B>(dy, dx, branch, precision)
 }
 
 /// `dx + s (dy B) A`.

@@ -1,4 +1,4 @@
-//! A weight as it is stored: dense in some float type, or in blocks.
+//! A weight as it is stored, dense in some float type or in blocks, and what is beside it in a linear map, as the operations take them.
 
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, Dispatch, ExtensionType, TensorMetadata};
@@ -7,6 +7,7 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
 use super::packed::{Coding, Form};
 use super::{int8, nf4};
+use crate::operands::Maybe;
 
 /// A frozen matrix in few bits a value.
 #[derive(Module, Debug)]
@@ -157,4 +158,54 @@ impl<B: Backend> StoredWeight<B> {
             Self::Blocks { shape, .. } => *shape,
         }
     }
+}
+
+/// `s B A`.
+#[derive(ExtensionType, Clone, Debug)]
+pub struct StoredBranch<B: Backend> {
+    /// A, `[r, in]`.
+    pub a: FloatTensor<B>,
+    /// B, `[out, r]`.
+    pub b: FloatTensor<B>,
+    /// s.
+    pub scaling: f64,
+}
+
+/// A branch or none: an operation of a backend extension takes no `Option`.
+#[derive(ExtensionType, Clone, Debug)]
+pub enum Branch<B: Backend> {
+    /// None.
+    Zero,
+    /// This one.
+    LowRank(#[extension_type] StoredBranch<B>),
+}
+
+impl<B: Backend> Branch<B> {
+    /// As an option.
+    pub fn into_option(self) -> Option<StoredBranch<B>> {
+        match self {
+            Self::Zero => None,
+            Self::LowRank(branch) => Some(branch),
+        }
+    }
+}
+
+impl<B: Backend> From<Option<StoredBranch<B>>> for Branch<B> {
+    fn from(branch: Option<StoredBranch<B>>) -> Self {
+        branch.map_or(Self::Zero, Self::LowRank)
+    }
+}
+
+/// A linear map: a weight, and what is beside it.
+#[derive(ExtensionType, Clone, Debug)]
+pub struct StoredMap<B: Backend> {
+    /// `[out, in]`.
+    #[extension_type]
+    pub weight: StoredWeight<B>,
+    /// `[out]`.
+    #[extension_type]
+    pub bias: Maybe<B>,
+    /// The adapter.
+    #[extension_type]
+    pub branch: Branch<B>,
 }

@@ -7,7 +7,7 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::{RowOps, portable};
+use super::{RowOps, composed};
 use crate::cube::launch::{covers, launch};
 use crate::cube::pixels::{empty, replacement, view};
 use crate::cube::softmax::{MaskingLaunch, log, softmax_of, softmax_sums_kernel};
@@ -95,7 +95,7 @@ fn softmax_sums(logits: &CubeTensor, plan: &Plan) -> CubeTensor {
 impl RowOps for CubeBackend {
     fn cross_entropy_loss(logits: CubeTensor, targets: CubeTensor) -> CubeTensor {
         if !covers([&logits]) || !matches!(targets.dtype, DType::I32 | DType::I64) {
-            return portable::cross_entropy::<Self>(logits, targets).0;
+            return composed::<Self>(logits, targets).0;
         }
         let [logits, targets] = [logits, targets].map(into_contiguous);
         let plan = Plan::new(&logits);
@@ -114,7 +114,7 @@ impl RowOps for CubeBackend {
 
     fn cross_entropy(logits: CubeTensor, targets: CubeTensor) -> (CubeTensor, CubeTensor) {
         if !covers([&logits]) || !matches!(targets.dtype, DType::I32 | DType::I64) {
-            return portable::cross_entropy::<Self>(logits, targets);
+            return composed::<Self>(logits, targets);
         }
         let [logits, targets] = [logits, targets].map(into_contiguous);
         let plan = Plan::new(&logits);

@@ -1,4 +1,4 @@
-//! The updates in Burn's own words: their definition, and the way of types other than f32.
+//! The numbers of an update, the same for every parameter, and what it is in Burn's own words: its definition, and the way of types other than f32.
 
 use std::ops::Range;
 
@@ -6,10 +6,43 @@ use burn::backend::tensor::FloatTensor as Float;
 use burn::backend::{Backend, Scalar, TensorMetadata};
 use burn::tensor::{FloatDType, Slice, try_read_sync};
 
-use super::rules::{Adam, Segments, Sgd};
 use crate::planes::Parts;
 use crate::portable::times;
 use crate::reads::note_read;
+
+/// Gradient descent with Nesterov momentum.
+#[derive(Clone, Copy, Debug)]
+pub struct Sgd {
+    /// Learning rate.
+    pub lr: f64,
+    /// m.
+    pub momentum: f64,
+    /// Weight decay, added to the gradient.
+    pub decay: f64,
+}
+
+/// Adam, or AdamW.
+#[derive(Clone, Copy, Debug)]
+pub struct Adam {
+    /// `lr / (1 - β1^t)`.
+    pub rate: f64,
+    /// β1.
+    pub beta1: f64,
+    /// β2.
+    pub beta2: f64,
+    /// `√(1 - β2^t)`.
+    pub root: f64,
+    /// ε.
+    pub epsilon: f64,
+    /// Weight decay added to the gradient (Adam).
+    pub decay: f64,
+    /// What the weight is multiplied with beforehand: `1 - lr decay` (AdamW), else 1.
+    pub keep: f64,
+}
+
+/// Parts of arenas in the order they are summed up in: which arena, and which of its values.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Segments(pub Vec<(usize, Range<usize>)>);
 
 pub(super) fn sgd_step<B: Backend>(weight: Float<B>, grad: Float<B>, buffer: Float<B>, step: Sgd) -> (Float<B>, Float<B>) {
     let grad = B::float_add(grad, times::<B>(weight.clone(), step.decay));

@@ -3,7 +3,7 @@
 use crate::launches::{assert_ours, trace};
 use crate::support::{cube, data, device, numbers, on_each_device, on_swiftshader, pattern};
 use bellows_kernels::operands::Maybe;
-use bellows_kernels::products::{Branch, Form, ProductOps, StoredBranch, StoredWeight};
+use bellows_kernels::products::{Branch, Form, ProductOps, StoredBranch, StoredMap, StoredWeight};
 use bellows_kernels::{Blocks, Coding, Lowering, Precision, Weight, set_default_lowering};
 use bellows_weights::BlockType;
 use burn::backend::ops::IntTensorOps;
@@ -110,12 +110,22 @@ fn products_read_words() {
         let (x, dy) = (cube(data(1, [n, input])), cube(data(6, [n, out])));
         for (packed, values) in [(words(&values, shape), values), (whole, stands_for)] {
             let [ours, theirs] = [packed.clone(), dense(values, shape)].map(|weight| {
-                let y = CubeBackend::linear_forward(x.clone(), weight.clone(), Maybe::None, Branch::Zero, Precision::F32);
+                let y = CubeBackend::linear_forward(
+                    x.clone(),
+                    StoredMap { weight: weight.clone(), bias: Maybe::None, branch: Branch::Zero },
+                    Precision::F32,
+                );
                 [y, CubeBackend::linear_data_grad(dy.clone(), weight, Branch::Zero, Precision::F32)].map(numbers)
             });
             assert!(ours == theirs && ours.iter().flatten().all(|v| v.is_finite()), "{n} x {out} x {input}");
             assert!(ours.iter().all(|values| values.iter().any(|v| *v != 0.0)));
-            let launched = trace(|| CubeBackend::linear_forward(x.clone(), packed.clone(), Maybe::None, Branch::Zero, Precision::F32));
+            let launched = trace(|| {
+                CubeBackend::linear_forward(
+                    x.clone(),
+                    StoredMap { weight: packed.clone(), bias: Maybe::None, branch: Branch::Zero },
+                    Precision::F32,
+                )
+            });
             assert_ours(&launched, &[("matmul_kernel", 1), ("add_parts_kernel", forward - 1)]);
             let launched = trace(|| CubeBackend::linear_data_grad(dy.clone(), packed, Branch::Zero, Precision::F32));
             assert_ours(&launched, &[("matmul_kernel", 1), ("add_parts_kernel", backward - 1)]);
@@ -125,7 +135,11 @@ fn products_read_words() {
     let (values, shape) = (cut(pattern(3, 20 * 31)), [20, 31]);
     let branch = || Branch::LowRank(StoredBranch { a: cube(data(4, [4, 31])), b: cube(data(5, [20, 4])), scaling: 0.7 });
     let [ours, theirs] = [words(&values, shape), dense(values, shape)].map(|weight| {
-        let y = CubeBackend::linear_forward(cube(data(1, [9, 31])), weight.clone(), Maybe::None, branch(), Precision::F32);
+        let y = CubeBackend::linear_forward(
+            cube(data(1, [9, 31])),
+            StoredMap { weight: weight.clone(), bias: Maybe::None, branch: branch() },
+            Precision::F32,
+        );
         [y, CubeBackend::linear_data_grad(cube(data(6, [9, 20])), weight, branch(), Precision::F32)].map(numbers)
     });
     assert!(ours == theirs);

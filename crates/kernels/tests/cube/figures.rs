@@ -3,7 +3,7 @@
 //! `BELLOWS_CUBE_DIRECT=1` adds Burn's own convolutions, whose tuning takes minutes on SwiftShader.
 
 use crate::launches::most_in_use;
-use crate::support::{Numbers, cube, data, device, flex, numbers, relative};
+use crate::support::{self, Numbers, cube, data, device, flex, numbers, relative};
 use bellows_kernels::cube::{set_workspace_bytes, shared_memory_works};
 use bellows_kernels::ops::KernelOps;
 use bellows_kernels::{ConvConfig, Lowering};
@@ -30,10 +30,10 @@ fn chain(lowering: Lowering) -> Vec<f32> {
     for (&(_, _, k, stride), w) in layers.iter().zip(&weights).rev() {
         let x = kept.pop().unwrap();
         let [_, _, height, width] = x.shape().dims();
-        let dw = CubeBackend::conv_weight_grad(x, dy.clone(), [k; 2], config(k, stride));
+        let dw = support::weight_grad(x, dy.clone(), [k; 2], config(k, stride));
         sums.extend(numbers(dw));
         if !kept.is_empty() {
-            dy = CubeBackend::conv_data_grad(dy, w.clone(), [height, width], config(k, stride));
+            dy = support::data_grad(dy, w.clone(), [height, width], config(k, stride));
         }
     }
     sums

@@ -4,13 +4,13 @@
 use crate::launches::{assert_ours, trace};
 use crate::norm::error_of_moments;
 use crate::support::{
-    Case, Numbers, any_convolution, any_window, case, cases, cube, data, device, numbers, on_each_device, pattern, relative,
+    self, Case, Numbers, any_convolution, any_window, case, cases, cube, data, device, numbers, on_each_device, pattern, relative,
 };
 use bellows_kernels::cube::set_workspace_bytes;
 use bellows_kernels::operands::{Maybe, NormChannels};
 use bellows_kernels::ops::KernelOps;
 use bellows_kernels::planes::{Parts, PlaneOps};
-use bellows_kernels::products::{Branch, ProductOps, StoredBranch, StoredWeight};
+use bellows_kernels::products::{Branch, ProductOps, StoredBranch, StoredMap, StoredWeight};
 use bellows_kernels::{HALF_GRADIENTS, Lowering, NormStep, Precision, set_default_lowering};
 use burn::backend::{Backend, f16};
 use burn::tensor::{DType, TensorData};
@@ -70,8 +70,8 @@ fn check_convolution(case: &Case) {
     let w = cube(case.w());
     let [y, _, dx, dw] = case.on_flex().map(Numbers::into_f32);
     check("y", CubeBackend::conv_forward(half(case.x()), w.clone(), Some(cube(case.bias())).into(), config), IMAGE, &y);
-    check("dx", CubeBackend::conv_data_grad(held(case.dy()), w, case.input(), config), GRADIENT, &dx);
-    check("dw", CubeBackend::conv_weight_grad(half(case.x()), held(case.dy()), [k; 2], config), PARAMETER, &dw);
+    check("dx", support::data_grad(held(case.dy()), w, case.input(), config), GRADIENT, &dx);
+    check("dw", support::weight_grad(half(case.x()), held(case.dy()), [k; 2], config), PARAMETER, &dw);
 }
 
 /// A few shapes: lavapipe compiles a kernel of each for some 5 s.
@@ -172,7 +172,7 @@ fn products() {
     let on_flex = |precision: Precision| {
         let w = || StoredWeight::Dense(flex(&w));
         let branch = || Branch::<Flex>::LowRank(StoredBranch { a: flex(&a), b: flex(&b), scaling });
-        let y = Flex::linear_forward(flex(&x), w(), Maybe::None, branch(), precision);
+        let y = Flex::linear_forward(flex(&x), StoredMap { weight: w(), bias: Maybe::None, branch: branch() }, precision);
         let dx = Flex::linear_data_grad(flex(&dy), w(), branch(), precision);
         [y, dx].map(|t| t.as_slice::<f32>().unwrap().to_vec())
     };
@@ -181,7 +181,7 @@ fn products() {
             let w = || StoredWeight::Dense(stored.clone());
             let [x, dy, a, b] = [&x, &dy, &a, &b].map(|data| cube(data.clone()));
             let branch = || Branch::<CubeBackend>::LowRank(StoredBranch { a: a.clone(), b: b.clone(), scaling });
-            let y = CubeBackend::linear_forward(x, w(), Maybe::None, branch(), precision);
+            let y = CubeBackend::linear_forward(x, StoredMap { weight: w(), bias: Maybe::None, branch: branch() }, precision);
             let dx = CubeBackend::linear_data_grad(dy, w(), branch(), precision);
             for (gpu, (halves, plain)) in [y, dx].into_iter().zip(on_flex(precision).into_iter().zip(on_flex(Precision::F32))) {
                 assert_eq!(gpu.dtype, DType::F32);
@@ -205,7 +205,11 @@ fn weights_are_read_where_they_lie() {
     let w = matrix(3, [out, input]).convert::<f16>();
     let both = |stored: CubeTensor| {
         let w = || StoredWeight::Dense(stored.clone());
-        let y = CubeBackend::linear_forward(cube(matrix(1, [n, input])), w(), Maybe::None, Branch::Zero, Precision::F32);
+        let y = CubeBackend::linear_forward(
+            cube(matrix(1, [n, input])),
+            StoredMap { weight: w(), bias: Maybe::None, branch: Branch::Zero },
+            Precision::F32,
+        );
         [y, CubeBackend::linear_data_grad(cube(matrix(2, [n, out])), w(), Branch::Zero, Precision::F32)].map(numbers)
     };
     let (halves, whole) = (cube(w.clone()), cube(w.convert::<f32>()));

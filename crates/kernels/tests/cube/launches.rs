@@ -1,6 +1,6 @@
 //! What is launched, and how much memory is in use when it is: CubeCL tells an observer of every kernel before it runs.
 
-use crate::support::{Case, case, cube, device, on_swiftshader, settle};
+use crate::support::{self, Case, case, cube, device, on_swiftshader, settle};
 use bellows_kernels::cube::{Launches, launches, most_at_launches, set_workspace_bytes};
 use bellows_kernels::ops::KernelOps;
 use bellows_kernels::{ConvConfig, Lowering, conv2d};
@@ -106,8 +106,8 @@ fn nothing_but_parts_takes_memory() {
     let (x, w, dy) = (cube(case.x()), cube(case.w()), cube(case.dy()));
     let (image, weights) = (2 * 16 * 1600 * 4, 16 * 16 * 9 * 4);
     let forward = || CubeBackend::conv_forward(x.clone(), w.clone(), None.into(), case.config);
-    let data_grad = || CubeBackend::conv_data_grad(dy.clone(), w.clone(), case.input(), case.config);
-    let weight_grad = || CubeBackend::conv_weight_grad(x.clone(), dy.clone(), [3; 2], case.config);
+    let data_grad = || support::data_grad(dy.clone(), w.clone(), case.input(), case.config);
+    let weight_grad = || support::weight_grad(x.clone(), dy.clone(), [3; 2], case.config);
     let passes: [(&str, &dyn Fn() -> CubeTensor, u64, u64); 3] =
         [("forward", &forward, image, 0), ("data gradient", &data_grad, image, 0), ("weight gradient", &weight_grad, weights, LIMIT)];
     // x, w and dy are on the device from here on.

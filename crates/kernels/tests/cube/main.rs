@@ -158,13 +158,13 @@ fn large_and_strided() {
         let (x, dy, w) = (channels_last(plain.x()), channels_last(plain.dy()), cube(plain.w()));
         assert_ne!(x.meta.strides()[3], 1);
         assert_eq!(numbers(CubeBackend::conv_forward(x.clone(), w.clone(), Some(cube(plain.bias())).into(), plain.config)), y);
-        assert_eq!(numbers(CubeBackend::conv_data_grad(dy.clone(), w, plain.input(), plain.config)), dx);
-        assert_eq!(numbers(CubeBackend::conv_weight_grad(x, dy, [plain.k; 2], plain.config)), dw);
+        assert_eq!(numbers(support::data_grad(dy.clone(), w, plain.input(), plain.config)), dx);
+        assert_eq!(numbers(support::weight_grad(x, dy, [plain.k; 2], plain.config)), dw);
     }
     // An expanded gradient, as `sum().backward()` makes it: every stride is 0.
     let ones = cube(TensorData::new(vec![1.0f32; 2 * 10 * 72], [2, 10, 9, 8]));
     let one = CubeBackend::float_expand(cube(TensorData::new(vec![1.0f32], [1, 1, 1, 1])), [2, 10, 9, 8].into());
-    let grad = |dy| CubeBackend::conv_data_grad(dy, cube(plain.w()), plain.input(), plain.config);
+    let grad = |dy| support::data_grad(dy, cube(plain.w()), plain.input(), plain.config);
     assert_eq!(numbers(grad(ones)), numbers(grad(one)));
     // A second run is the first one, bit for bit.
     let again = plain.on_cube().map(numbers);

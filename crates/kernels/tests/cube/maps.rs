@@ -8,10 +8,10 @@ use crate::support::{
 };
 use bellows_kernels::arena::ArenaOps;
 use bellows_kernels::cube::{launches, shared_memory_works};
-use bellows_kernels::maps::{MapOps, Maps, StoredMap, Wanted};
+use bellows_kernels::maps::{MapOps, Maps};
 use bellows_kernels::operands::Maybe;
 use bellows_kernels::planes::Parts;
-use bellows_kernels::products::{StoredBranch, StoredWeight};
+use bellows_kernels::products::{Branch, StoredBranch, StoredMap, StoredWeight};
 use bellows_kernels::{Lowering, Places, Precision, set_default_lowering};
 use burn::backend::ops::FloatTensorOps;
 use burn::tensor::{DType, Shape, TensorData};
@@ -102,8 +102,8 @@ impl Case {
             let values = pattern(stream, out * input);
             StoredMap {
                 weight: weight(if words { cut(values) } else { values }, [out, input]),
-                bias: bias.then(|| upload(data(stream + 1, [out]))),
-                branch: (rank > 0).then_some(branch),
+                bias: bias.then(|| upload(data(stream + 1, [out]))).into(),
+                branch: (rank > 0).then_some(branch).into(),
             }
         };
         let maps = || Maps::<B>(self.maps.iter().enumerate().map(one).collect());
@@ -117,8 +117,7 @@ impl Case {
         let branches = self.maps.iter().any(|(_, rank)| *rank > 0);
         let kept = Parts(branches.then_some(x).into_iter().chain(besides).collect());
         let dys = Parts(self.order().into_iter().map(|i| matrix(200 + i as u64, [rows, self.maps[i].0])).collect());
-        let wanted = Wanted { x: true, branches };
-        let grads = B::maps_grad(kept, maps(), dys, self.order(), optional(held, 102, input), wanted, precision);
+        let grads = B::maps_grad(kept, maps(), dys, self.order(), optional(held, 102, input), true, precision);
         results.into_iter().chain(grads.0).map(host).collect()
     }
 
@@ -181,14 +180,14 @@ fn gradients_of_a_branch_are_no_arena() {
     let (rows, input, out, rank) = (6, 22, 5, 3);
     let matrix = |stream: u64, shape: [usize; 2]| cube(data(stream, shape));
     let maps = || {
-        let branch = Some(StoredBranch { a: matrix(2, [rank, input]), b: matrix(3, [out, rank]), scaling: 0.7 });
-        Maps::<CubeBackend>(vec![StoredMap { weight: StoredWeight::Dense(matrix(1, [out, input])), bias: None, branch }])
+        let branch = Branch::LowRank(StoredBranch { a: matrix(2, [rank, input]), b: matrix(3, [out, rank]), scaling: 0.7 });
+        Maps::<CubeBackend>(vec![StoredMap { weight: StoredWeight::Dense(matrix(1, [out, input])), bias: Maybe::None, branch }])
     };
     let x = matrix(4, [rows, input]);
     let mut kept = CubeBackend::maps(x.clone(), maps(), Maybe::None, Precision::F32).0;
     kept[0] = x;
-    let (dys, wanted) = (Parts(vec![matrix(5, [rows, out])]), Wanted { x: false, branches: true });
-    let grads = CubeBackend::maps_grad(Parts(kept), maps(), dys, vec![0], Maybe::None, wanted, Precision::F32).0;
+    let dys = Parts(vec![matrix(5, [rows, out])]);
+    let grads = CubeBackend::maps_grad(Parts(kept), maps(), dys, vec![0], Maybe::None, false, Precision::F32).0;
     let flat = |(grad, len): (CubeTensor, usize)| CubeBackend::float_reshape(grad, Shape::new([len]));
     let lengths = [rank * input, out * rank];
     let parts = Parts::<CubeBackend>(grads.into_iter().zip(lengths).map(flat).collect());

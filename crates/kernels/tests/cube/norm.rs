@@ -4,7 +4,7 @@ use crate::launches::{assert_ours, trace};
 use crate::support::{self, Numbers, ORDERS, Order, cases, cube, data, device, flex64, image, numbers, on_each_device, pattern};
 use bellows_kernels::NormStep;
 use bellows_kernels::cube::shared_memory_works;
-use bellows_kernels::operands::{Convolved, Maybe, NormChannels};
+use bellows_kernels::operands::{Maybe, NormChannels};
 use bellows_kernels::ops::KernelOps;
 use bellows_kernels::planes::Parts;
 use burn::tensor::TensorData;
@@ -134,8 +134,8 @@ fn keeps_the_order_and_repeats() {
 pub(crate) fn error_of_moments(conv: support::Case, offset: f32, upload: fn(TensorData) -> CubeTensor) -> f32 {
     let x = conv.x().try_to_vec::<f32>().unwrap().into_iter().map(|v| v + offset).collect::<Vec<_>>();
     let (x, w) = (upload(TensorData::new(x, conv.x)), cube(conv.w()));
-    let Convolved { y, moments } = CubeBackend::conv_joined(Parts(vec![x.clone()]), w.clone(), conv.config);
-    assert_eq!(matches!(moments, Maybe::Some(_)), shared_memory_works(&device()), "{conv:?}");
+    let (y, moments) = CubeBackend::conv_joined(Parts(vec![x.clone()]), w.clone(), conv.config);
+    assert_eq!(moments.is_some(), shared_memory_works(&device()), "{conv:?}");
     let values = numbers(y.clone());
     assert!(values == numbers(CubeBackend::conv_forward(x, w, None.into(), conv.config)), "{conv:?}: other bits");
 
@@ -144,7 +144,7 @@ pub(crate) fn error_of_moments(conv: support::Case, offset: f32, upload: fn(Tens
     let channels = |stream| data(stream, [conv.co]);
     let [mean, variance, gamma, beta] = [4, 5, 6, 7].map(channels);
     let [mean, variance, gamma, beta] = [mean, variance, gamma, beta].map(cube);
-    let ours = CubeBackend::norm_act(y, moments, NormChannels { mean, variance, gamma, beta }, step);
+    let ours = CubeBackend::norm_act(y, moments.into(), NormChannels { mean, variance, gamma, beta }, step);
     let [mean, variance, gamma, beta] = [4, 5, 6, 7].map(|stream| flex64(channels(stream)));
     let exact = Flex::norm_act(flex64(TensorData::new(values, dims)), Maybe::None, NormChannels { mean, variance, gamma, beta }, step);
     let [of_mean, of_variance] = [exact.mean, exact.variance].map(Numbers::into_f32);
@@ -216,9 +216,9 @@ fn a_convolution_leaves_two_launches() {
     let [mean, variance, gamma, beta] = [4, 5, 6, 7].map(|stream| cube(data(stream, [conv.co])));
     shared_memory_works(&device());
     let launched = trace(|| {
-        let Convolved { y, moments } = CubeBackend::conv_joined(Parts(vec![x]), w, conv.config);
+        let (y, moments) = CubeBackend::conv_joined(Parts(vec![x]), w, conv.config);
         let step = NormStep { epsilon: EPSILON, silu: true, momentum: 0.3 };
-        CubeBackend::norm_act(y, moments, NormChannels { mean, variance, gamma, beta }, step).output
+        CubeBackend::norm_act(y, moments.into(), NormChannels { mean, variance, gamma, beta }, step).output
     });
     assert_ours(&launched, &[("matmul_moments", 1), ("norm_statistics", 1), ("norm_output", 1)]);
 }

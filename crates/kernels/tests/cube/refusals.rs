@@ -12,7 +12,7 @@ use bellows_kernels::logits::LogitOps;
 use bellows_kernels::operands::{Maybe, NormChannels};
 use bellows_kernels::ops::KernelOps;
 use bellows_kernels::planes::PlaneOps;
-use bellows_kernels::products::{Branch, Form, ProductOps, StoredWeight};
+use bellows_kernels::products::{Branch, Form, ProductOps, StoredMap, StoredWeight};
 use bellows_kernels::update::UpdateOps;
 use bellows_kernels::{
     Adam, Blocks, Coding, ConvConfig, Foreground, LowRank, Lowering, Map, NormStep, Places, Positive, Precision, Segments, Sgd, adam_step,
@@ -317,8 +317,13 @@ fn of_another_type_on_the_way_to_a_kernel() {
         // One scale for all rows, of stride 0.
         let one = || CubeBackend::float_expand(made([1]), [1000].into());
         refused(|| dense(codes(), one()), "numbers, and 1000 are asked for");
-        let product =
-            |codes, scales| CubeBackend::linear_forward(made([1, 8]), blocks(codes, scales), Maybe::None, Branch::Zero, Precision::F32);
+        let product = |codes, scales| {
+            CubeBackend::linear_forward(
+                made([1, 8]),
+                StoredMap { weight: blocks(codes, scales), bias: Maybe::None, branch: Branch::Zero },
+                Precision::F32,
+            )
+        };
         refused(|| product(codes(), halves([1000])), "scales of a product: tensor 0 is F16, and the kernel steps by F32");
         refused(|| product(codes(), one()), "numbers, and 1000 are asked for");
         refused(|| product(words(TensorData::zeros::<i8, _>([2000])), made([1000])), "and number 7999 is asked for");

@@ -3,7 +3,7 @@
 //! The device's rates are measured in the same sitting by two kernels that do nothing else: one copies, one adds products in registers. Seconds are medians of
 //! runs in turn, without what an empty run takes.
 
-use crate::support::{Case, case, counted, cube, data, device, numbers};
+use crate::support::{self, Case, case, counted, cube, data, device, numbers};
 use bellows_kernels::cube::{Class, Rates, Size, set_tuned, set_workspace_bytes};
 use bellows_kernels::ops::KernelOps;
 use burn::backend::{Backend, f16};
@@ -153,7 +153,7 @@ fn weight_grad(case: &Case, bytes: usize) -> impl Fn() + use<> {
     let (x, dy, k, config) = (cube(case.x()), cube(case.dy()), case.k, case.config);
     move || {
         set_workspace_bytes(bytes);
-        drop(CubeBackend::conv_weight_grad(x.clone(), dy.clone(), [k; 2], config));
+        drop(support::weight_grad(x.clone(), dy.clone(), [k; 2], config));
     }
 }
 

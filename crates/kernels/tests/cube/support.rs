@@ -5,6 +5,7 @@
 
 use bellows_kernels::cube::Counted;
 use bellows_kernels::ops::KernelOps;
+use bellows_kernels::planes::Parts;
 use bellows_kernels::{ConvConfig, Lowering};
 use burn::backend::ops::{ActivationOps, FloatTensorOps, ModuleOps};
 use burn::backend::{Backend, TensorMetadata};
@@ -201,6 +202,17 @@ pub(crate) fn numbers(tensor: CubeTensor) -> Vec<f32> {
     burn_cubecl::ops::into_data_sync(tensor).iter::<f32>().collect()
 }
 
+/// The gradient of a convolution's x, in one part.
+pub(crate) fn data_grad(dy: CubeTensor, w: CubeTensor, input: [usize; 2], config: ConvConfig) -> CubeTensor {
+    let channels = vec![w.shape()[1] * config.groups];
+    CubeBackend::conv_data_grad(dy, w, channels, input, config).0.remove(0)
+}
+
+/// The gradient of a convolution's weight, of x in one part.
+pub(crate) fn weight_grad(x: CubeTensor, dy: CubeTensor, kernel: [usize; 2], config: ConvConfig) -> CubeTensor {
+    CubeBackend::conv_weight_grad(Parts(vec![x]), dy, kernel, config)
+}
+
 impl Case {
     pub(crate) fn w(&self) -> TensorData {
         data(2, [self.co, self.x[1] / self.config.groups, self.k, self.k])
@@ -230,8 +242,8 @@ impl Case {
         [
             CubeBackend::conv_forward(x.clone(), w.clone(), Some(b.clone()).into(), self.config),
             CubeBackend::conv_silu(x.clone(), w.clone(), Some(b).into(), self.config),
-            CubeBackend::conv_data_grad(dy.clone(), w, self.input(), self.config),
-            CubeBackend::conv_weight_grad(x, dy, [self.k; 2], self.config),
+            data_grad(dy.clone(), w, self.input(), self.config),
+            weight_grad(x, dy, [self.k; 2], self.config),
         ]
     }
 

@@ -5,6 +5,7 @@ mod pack;
 mod product;
 mod view;
 mod weight_grad;
+mod weights;
 
 #[cfg(test)]
 mod tests;
@@ -13,20 +14,13 @@ use super::Precision;
 use super::scratch::{self, Buffer};
 use super::shape::{ConvShape, Epilogue};
 use super::simd::{self, Level};
-use pack::Weights;
-use product::{Phase, Product};
+use product::Product;
 use view::{Source, Tap, forward_taps};
 pub use weight_grad::weight_grad;
 
 /// Weights packed for the forward pass, of any batch and size of image.
 pub fn prepare(level: Level, shape: &ConvShape, w: &[f32], room: fn(usize) -> Buffer) -> Buffer {
-    packed(level, &forward_product(shape, w, Epilogue::default()), room)
-}
-
-fn packed(level: Level, product: &Product<'_>, room: fn(usize) -> Buffer) -> Buffer {
-    let mut packed = room(product::packed_len(level, product));
-    product::pack(level, product, &mut packed);
-    packed
+    weights::packed(level, &forward_product(shape, w, Epilogue::default()), room)
 }
 
 /// The forward pass with weights that [`prepare`] packed for this level.
@@ -36,13 +30,14 @@ pub fn forward(level: Level, shape: &ConvShape, packed: &[f32], x: &[&[f32]], ep
 
 /// The product of the forward pass; of weights that are packed already `w` may be empty.
 fn forward_product<'a>(shape: &ConvShape, w: &'a [f32], epilogue: Epilogue<'a>) -> Product<'a> {
-    let taps = forward_taps(shape);
     Product {
         source: Source { channels: shape.in_channels, height: shape.height, width: shape.width },
         step: shape.stride,
         spread: [1, 1],
-        weights: Weights { values: w, outputs: shape.out_channels, inputs: shape.in_channels, taps: taps.len(), transposed: false },
-        phases: vec![Phase { weights: (0..taps.len()).collect(), taps }],
+        phases: vec![forward_taps(shape)],
+        w,
+        transposed: false,
+        outputs: shape.out_channels,
         height: shape.out_height(),
         width: shape.out_width(),
         epilogue,
@@ -55,29 +50,24 @@ pub fn data_grad(shape: &ConvShape, precision: Precision, dy: &[f32], w: &[f32],
     let mut phases = Vec::new();
     for y in 0..shape.stride[0] {
         for x in 0..shape.stride[1] {
-            let mut phase = Phase { taps: Vec::new(), weights: Vec::new() };
-            for (kh, row) in shifts(shape, 0, y) {
-                for (kw, col) in shifts(shape, 1, x) {
-                    phase.taps.push(Tap { row, col });
-                    phase.weights.push(kh * shape.kernel[1] + kw);
-                }
-            }
-            phases.push(phase);
+            let taps = |(kh, row)| shifts(shape, 1, x).map(move |(kw, col)| Tap { row, col, weight: kh * shape.kernel[1] + kw });
+            phases.push(shifts(shape, 0, y).flat_map(taps).collect());
         }
     }
-    let taps = shape.kernel[0] * shape.kernel[1];
     let product = Product {
         source: Source { channels: shape.out_channels, height: shape.out_height(), width: shape.out_width() },
         step: [1, 1],
         spread: shape.stride,
         phases,
-        weights: Weights { values: w, outputs: shape.in_channels, inputs: shape.out_channels, taps, transposed: true },
+        w,
+        transposed: true,
+        outputs: shape.in_channels,
         height: shape.height,
         width: shape.width,
         epilogue: Epilogue::default(),
     };
     let level = simd::level().of(precision);
-    product::multiply(level, &product, &packed(level, &product, scratch::take), &[dy], dx);
+    product::multiply(level, &product, &weights::packed(level, &product, scratch::take), &[dy], dx);
 }
 
 /// In what the gradient of the weights is computed where `precision` is asked for: in f32 where nothing else can be faster.

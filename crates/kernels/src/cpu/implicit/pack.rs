@@ -1,23 +1,20 @@
-//! Copies: strips of the source into planes, weights into panels.
+//! Strips of the source, copied into planes.
 
-use super::super::machine::WAKING;
-use super::super::simd::{self, Form, Level, MAX_LANES, Simd, Task};
+use std::ops::Range;
+
+use super::super::simd::{MAX_LANES, Simd};
 use super::view::View;
-use rayon::prelude::*;
 
 /// Vector copy; rows here are too short for a call of memcpy to pay.
 #[inline(always)]
 pub fn copy<S: Simd>(s: S, src: &[f32], dst: &mut [f32]) {
-    let n = src.len();
+    let (n, whole) = (src.len(), src.len() / S::LANES * S::LANES);
     let dst = &mut dst[..n];
-    let whole = n - n % S::LANES;
-    let mut i = 0;
-    while i < whole {
+    for i in (0..whole).step_by(S::LANES) {
         s.store(s.load(&src[i..]), &mut dst[i..]);
-        i += S::LANES;
     }
-    if i < n {
-        s.store_part(s.load_part(&src[i..], n - i), &mut dst[i..], n - i);
+    if whole < n {
+        s.store_part(s.load_part(&src[whole..], n - whole), &mut dst[whole..], n - whole);
     }
 }
 
@@ -84,46 +81,26 @@ pub fn planes<'a>(tensors: &[&'a [f32]], images: usize, plane: usize) -> Vec<&'a
     (0..images).flat_map(channels).collect()
 }
 
-/// What the cells of a packed source are made of: the planes of `low` and, where a cell has two terms, those of `high`, both `stride` apart.
-/// `high` may lack the last plane, or all: its terms are then zero.
-#[derive(Clone, Copy)]
-pub struct Planes<'a> {
-    low: &'a [&'a [f32]],
-    high: &'a [&'a [f32]],
-    stride: usize,
-}
-
-impl<'a> Planes<'a> {
-    /// Cells of neighbouring planes of one image.
-    pub fn neighbours<S: Simd>(_: S, image: &'a [&'a [f32]]) -> Self {
-        Self { low: image, high: if S::TERMS == 2 { &image[1..] } else { &[] }, stride: S::TERMS }
-    }
-
-    /// Cells of the same plane of neighbouring images.
-    pub fn images(low: &'a [&'a [f32]], high: &'a [&'a [f32]]) -> Self {
-        Self { low, high, stride: 1 }
-    }
-
-    /// The planes of channel `c`; those that do not exist are empty: they fill up a group.
-    #[inline(always)]
-    fn channel(&self, c: usize) -> [&'a [f32]; 2] {
-        [self.low, self.high].map(|image| image.get(c * self.stride).copied().unwrap_or(&[]))
-    }
-}
-
-/// Packs the strip of `rows` output rows that begins at `row` into `dst` (see [`View`]).
+/// A plane of an image, empty where there is none.
 #[inline(always)]
-pub fn pack_strip<S: Simd>(s: S, view: &View, image: Planes<'_>, row: usize, rows: usize, dst: &mut [f32]) {
+pub fn plane<'a>(image: &[&'a [f32]], c: usize) -> &'a [f32] {
+    image.get(c).copied().unwrap_or(&[])
+}
+
+/// Packs the strip of `rows` output rows that begins at `row` into `dst` (see [`View`]). The cells of a channel are made of two planes; of an
+/// empty second one, as where cells have one term, the terms are zero.
+#[inline(always)]
+pub fn pack_strip<'a, S: Simd>(s: S, view: &View, channel: impl Fn(usize) -> [&'a [f32]; 2], row: usize, rows: usize, dst: &mut [f32]) {
     let source = view.source;
-    let mut planes = dst.chunks_exact_mut(view.plane);
+    let mut planes = dst[..source.channels * view.channel()].chunks_exact_mut(view.plane);
     for c in 0..source.channels {
-        let ([low, high], next) = (image.channel(c), image.channel(c + 1));
+        let ([low, high], next) = (channel(c), channel(c + 1));
+        if low.is_empty() {
+            // What fills up a group.
+            return planes.for_each(|plane| plane.fill(0.0));
+        }
         if view.pointwise {
             let Some(plane) = planes.next() else { return };
-            if low.is_empty() {
-                plane.fill(0.0);
-                continue;
-            }
             let run = row..row + rows;
             for next in next {
                 s.prefetch(next.get(run.clone()).unwrap_or(&[]), false);
@@ -140,10 +117,6 @@ pub fn pack_strip<S: Simd>(s: S, view: &View, image: Planes<'_>, row: usize, row
             let top = view.source_row(row, a);
             for (p, column) in view.columns.iter().enumerate() {
                 let Some(plane) = planes.next() else { return };
-                if low.is_empty() {
-                    plane.fill(0.0);
-                    continue;
-                }
                 let (cells, behind) = plane.split_at_mut((rows + reach) * view.pitch);
                 for (r, cells) in cells.chunks_exact_mut(view.pitch).enumerate() {
                     let y = top + (r * view.step[0]) as isize;
@@ -178,14 +151,13 @@ pub fn pack_strip<S: Simd>(s: S, view: &View, image: Planes<'_>, row: usize, row
 pub struct Ahead<'a> {
     planes: &'a [&'a [f32]],
     /// The part of each plane.
-    part: std::ops::Range<usize>,
+    part: Range<usize>,
     channel: usize,
     at: usize,
 }
 
 impl<'a> Ahead<'a> {
-    /// The values `part` of each plane.
-    pub fn new(planes: &'a [&'a [f32]], part: std::ops::Range<usize>) -> Self {
+    pub fn new(planes: &'a [&'a [f32]], part: Range<usize>) -> Self {
         Self { planes, at: part.start, part, channel: 0 }
     }
 
@@ -206,175 +178,5 @@ impl<'a> Ahead<'a> {
                 (self.channel, self.at) = (self.channel + 1, self.part.start);
             }
         }
-    }
-}
-
-/// The weights as `matrix(m, r, t)`: `m` is the output channel of the product, `r` the channel summed over, `t` the tap.
-#[derive(Clone, Copy)]
-pub struct Weights<'a> {
-    pub values: &'a [f32],
-    /// Values of `m`.
-    pub outputs: usize,
-    /// Values of `r`.
-    pub inputs: usize,
-    /// Values of `t`.
-    pub taps: usize,
-    /// Stored `[m][r][t]`, or transposed: `[r][m][t]`.
-    pub transposed: bool,
-}
-
-/// Packs weights into panels `[m / MR][r / TERMS / group][tap of the phase][MR][group]` of cells for each phase, a list of taps; missing rows
-/// are zero.
-pub fn pack_weights(level: Level, weights: Weights<'_>, group: usize, phases: &[&[usize]], panels: &mut [&mut [f32]]) {
-    let Form { lanes, terms, mr, .. } = level.form();
-    if level.form().group > 1 {
-        return pack_groups(level, weights, group, mr, phases, panels);
-    }
-    let groups = weights.outputs.div_ceil(lanes);
-    let mut tasks: Vec<WeightTask<'_>> =
-        (0..groups).map(|g| WeightTask { weights, phases, first: g * lanes, panels: Vec::new() }).collect();
-    for (phase, panels) in phases.iter().zip(panels) {
-        let size = weights.inputs.div_ceil(terms) * phase.len() * lanes;
-        if size > 0 {
-            panels.chunks_mut(size).zip(&mut tasks).for_each(|(panel, task)| task.panels.push(panel));
-        } else {
-            tasks.iter_mut().for_each(|task| task.panels.push(&mut []));
-        }
-    }
-    share(tasks, weights.values.len(), |task| simd::run(level, task));
-}
-
-/// Does `work` for each task, on this thread alone where all of them have few values.
-pub fn share<T: Send>(tasks: Vec<T>, values: usize, work: impl Fn(T) + Send + Sync) {
-    if values < WAKING {
-        tasks.into_iter().for_each(work);
-    } else {
-        tasks.into_par_iter().with_max_len(1).for_each(work);
-    }
-}
-
-/// [`pack_weights`] of a set of instructions that reads groups of rows.
-fn pack_groups(level: Level, weights: Weights<'_>, group: usize, mr: usize, phases: &[&[usize]], panels: &mut [&mut [f32]]) {
-    let cells = weights.inputs.div_ceil(level.form().terms).next_multiple_of(group);
-    for (taps, panels) in phases.iter().zip(panels) {
-        let task = |(i, panel)| simd::run(level, GroupTask { weights, group, taps, first: i * mr, panel });
-        let panels: Vec<_> = panels.chunks_mut((cells * taps.len() * mr).max(1)).enumerate().collect();
-        share(panels, weights.values.len(), task);
-    }
-}
-
-/// A panel of one phase.
-struct GroupTask<'a, 'b> {
-    weights: Weights<'a>,
-    group: usize,
-    taps: &'a [usize],
-    first: usize,
-    panel: &'b mut [f32],
-}
-
-impl Task for GroupTask<'_, '_> {
-    type Out = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        let Weights { values, outputs, inputs, taps, transposed } = self.weights;
-        let (stride_m, stride_r) = if transposed { (taps, outputs * taps) } else { (inputs * taps, taps) };
-        let rows = S::MR.min(outputs - self.first);
-        let (mut first, groups) = (0, self.panel.chunks_exact_mut(self.taps.len() * S::MR * self.group));
-        for panel in groups {
-            // Terms of this group, two to a cell.
-            let terms = first..inputs.min(first + S::TERMS * self.group);
-            for (&tap, block) in self.taps.iter().zip(panel.chunks_exact_mut(S::MR * self.group)) {
-                for (i, cells) in block.chunks_exact_mut(self.group).enumerate() {
-                    let mut halves = [[0.0; MAX_LANES]; 2];
-                    if i < rows {
-                        let row = &values[(self.first + i) * stride_m + tap..];
-                        for (k, r) in terms.clone().enumerate() {
-                            halves[k % S::TERMS][k / S::TERMS] = row[r * stride_r];
-                        }
-                    }
-                    s.store_part(s.cell(s.load(&halves[0]), s.load(&halves[1])), cells, self.group);
-                }
-            }
-            first = terms.end.max(first + S::TERMS * self.group);
-        }
-    }
-}
-
-/// One group of `LANES` output channels, for all phases.
-struct WeightTask<'a> {
-    weights: Weights<'a>,
-    phases: &'a [&'a [usize]],
-    first: usize,
-    /// For each phase the group's panels, the last group's cut to whole panels that exist.
-    panels: Vec<&'a mut [f32]>,
-}
-
-impl Task for WeightTask<'_> {
-    type Out = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(mut self, s: S) {
-        let w = self.weights;
-        let rows = S::LANES.min(w.outputs - self.first);
-        let mut block = [0.0; MAX_LANES * MAX_LANES];
-        let all_taps = self.phases.len() == 1 && self.phases[0].len() == w.taps;
-        if !w.transposed && all_taps {
-            // (r, t) is contiguous and already in the order of the panel.
-            let depth = w.inputs * w.taps;
-            let values = &w.values[self.first * depth..];
-            for k in (0..depth).step_by(S::LANES) {
-                let cols = S::LANES.min(depth - k);
-                s.transpose(&values[k..], depth, rows, cols, &mut block, S::LANES);
-                for c in 0..cols {
-                    scatter(s, &block[c * S::LANES..], &mut *self.panels[0], [w.inputs, w.taps], [(k + c) / w.taps, (k + c) % w.taps]);
-                }
-            }
-            return;
-        }
-        let (stride_m, stride_r) = if w.transposed { (w.taps, w.outputs * w.taps) } else { (w.inputs * w.taps, w.taps) };
-        for r in 0..w.inputs {
-            let values = &w.values[self.first * stride_m + r * stride_r..];
-            for t in (0..w.taps).step_by(S::LANES) {
-                let cols = S::LANES.min(w.taps - t);
-                if stride_m == 1 {
-                    block[..rows].copy_from_slice(&values[..rows]);
-                } else {
-                    s.transpose(&values[t..], stride_m, rows, cols, &mut block, S::LANES);
-                }
-                for (phase, panels) in self.phases.iter().zip(&mut self.panels) {
-                    for (i, &tap) in phase.iter().enumerate() {
-                        if (t..t + cols).contains(&tap) {
-                            scatter(s, &block[(tap - t) * S::LANES..], panels, [w.inputs, phase.len()], [r, i]);
-                        }
-                    }
-                }
-            }
-        }
-    }
-}
-
-/// Writes `LANES` rows' weights of input `r` and tap `t` into their panels of `MR` rows, for all inputs and taps.
-#[inline(always)]
-fn scatter<S: Simd>(s: S, column: &[f32], panels: &mut [f32], [inputs, taps]: [usize; 2], [r, t]: [usize; 2]) {
-    let depth = inputs.div_ceil(S::TERMS) * taps;
-    let mut at = (r / S::TERMS * taps + t) * S::MR;
-    for part in column[..S::LANES].chunks_exact(S::MR) {
-        if at < panels.len() {
-            let cells = &mut panels[at..at + S::MR];
-            if S::TERMS == 1 {
-                cells.copy_from_slice(part);
-            } else {
-                // The first term waits in its cell, as it is, for the second.
-                let term = s.load_part(part, S::MR);
-                let complete = match r % 2 {
-                    0 if r + 1 < inputs => term,
-                    0 => s.cell(term, s.zero()),
-                    _ => s.cell(s.load_part(cells, S::MR), term),
-                };
-                s.store_part(complete, cells, S::MR);
-            }
-        }
-        at += depth * S::MR;
     }
 }

@@ -5,30 +5,55 @@ use super::super::machine::{BLOCK, GROUPED_BLOCK, Machine, PACKING_COST, TASK_CO
 use super::super::scratch;
 use super::super::shape::Epilogue;
 use super::super::simd::{self, Form, Group, Level, Offsets, Simd, Starts, Task, Tile, To};
-use super::pack::{Ahead, Planes, Weights, copy, pack_strip, pack_weights, planes};
+use super::pack::{Ahead, copy, pack_strip, plane, planes};
 use super::view::{Source, Tap, View, largest};
 use rayon::prelude::*;
 
-/// Outputs whose row and column have the same residue modulo the output step: one list of taps.
-pub struct Phase {
-    pub taps: Vec<Tap>,
-    /// The weight of each tap, an index into the kernel.
-    pub weights: Vec<usize>,
-}
-
-/// A product: the outputs `(i * spread + residue)` gather `taps` of the source.
+/// A product: the outputs `(i * spread + residue)` gather taps of the source.
 pub struct Product<'a> {
     pub source: Source,
     /// Step of the gathering.
     pub step: [usize; 2],
     /// Step of the scattering: `spread[0] * spread[1]` phases, columns innermost.
     pub spread: [usize; 2],
-    pub phases: Vec<Phase>,
-    pub weights: Weights<'a>,
-    /// Rows and columns of the output.
+    /// The taps of the outputs whose row and column have the same residues modulo the spread.
+    pub phases: Vec<Vec<Tap>>,
+    /// Weights `[m][r][tap]`, m being the output channel and r the one summed over.
+    pub w: &'a [f32],
+    /// Or `[r][m][tap]`.
+    pub transposed: bool,
+    /// Values of m.
+    pub outputs: usize,
+    /// Of the output.
     pub height: usize,
     pub width: usize,
     pub epilogue: Epilogue<'a>,
+}
+
+impl Product<'_> {
+    /// Taps of all phases, which are the kernel's.
+    pub fn taps(&self) -> usize {
+        self.phases.iter().map(Vec::len).sum()
+    }
+
+    /// Distances of m and r in the weights.
+    pub fn strides(&self) -> [usize; 2] {
+        let taps = self.taps();
+        if self.transposed { [taps, self.outputs * taps] } else { [self.source.channels * taps, taps] }
+    }
+
+    /// Cells of the source's channels, filled up to whole groups, and the rows of a group.
+    pub fn cells(&self, level: Level) -> (usize, usize) {
+        let Form { terms, group, .. } = level.form();
+        let cells = self.source.channels.div_ceil(terms);
+        let size = Group::size_of(cells, group);
+        (cells.next_multiple_of(size), size)
+    }
+
+    /// Floats of the packed weights of one tap.
+    pub fn tap_len(&self, level: Level) -> usize {
+        self.cells(level).0 * self.outputs.next_multiple_of(level.form().mr)
+    }
 }
 
 /// A phase ready to multiply.
@@ -40,34 +65,21 @@ struct Factor<'a> {
     blocks: Vec<Offsets>,
 }
 
-impl<'a> Factor<'a> {
-    /// Of groups of `size` rows, and blocks of `most`.
-    fn new(table: &[u32], size: usize, most: usize, panels: &'a [f32]) -> Self {
-        let blocks = (table.len() * size).div_ceil(most).max(1);
-        let length = table.len().div_ceil(blocks).max(1);
-        let mut blocks: Vec<Offsets> = table.chunks(length).map(|block| Offsets::new(block.to_vec())).collect();
-        if blocks.is_empty() {
-            // A phase without taps is a sum of nothing, which must still write zeros.
-            blocks.push(Offsets::new(Vec::new()));
-        }
-        Self { panels, depth: table.len(), blocks }
-    }
-}
-
-/// Everything that the tasks share.
 struct Shared<'a> {
     product: &'a Product<'a>,
     view: &'a View,
     factors: &'a [Factor<'a>],
-    panels_per_task: usize,
-    mr: usize,
     group: Group,
+    /// The planes of each.
+    images: &'a [&'a [&'a [f32]]],
+    /// The first tensor's: all, if there is no other.
+    values: &'a [f32],
 }
 
 /// One image, strip and range of output channels.
 struct Strip<'a, 'b> {
     shared: &'a Shared<'a>,
-    image: Image<'a>,
+    image: usize,
     /// First output row (of a phase) and their number.
     row: usize,
     rows: usize,
@@ -79,49 +91,8 @@ struct Strip<'a, 'b> {
     out: Vec<&'b mut [f32]>,
 }
 
-/// An image of the source.
-#[derive(Clone, Copy)]
-struct Image<'a> {
-    planes: &'a [&'a [f32]],
-    /// What the first tensor has of it: all, if there is no other.
-    values: &'a [f32],
-}
-
-/// Cells of a source's channels, filled up to whole groups, and the rows of a group.
-fn cells(level: Level, channels: usize) -> (usize, usize) {
-    let Form { terms, group, .. } = level.form();
-    let cells = channels.div_ceil(terms);
-    let size = Group::size_of(cells, group);
-    (cells.next_multiple_of(size), size)
-}
-
-/// Floats of the packed weights of each phase.
-fn panel_lens<'a>(level: Level, product: &'a Product<'_>) -> impl Iterator<Item = usize> + 'a {
-    let (channels, _) = cells(level, product.source.channels);
-    let rows = product.weights.outputs.next_multiple_of(level.form().mr);
-    product.phases.iter().map(move |phase| phase.taps.len() * channels * rows)
-}
-
-/// Floats of the product's packed weights.
-pub fn packed_len(level: Level, product: &Product<'_>) -> usize {
-    panel_lens(level, product).sum()
-}
-
-/// Packs the product's weights, for sources of any number and size of images.
-pub fn pack(level: Level, product: &Product<'_>, packed: &mut [f32]) {
-    let mut rest = packed;
-    let mut parts = Vec::with_capacity(product.phases.len());
-    for len in panel_lens(level, product) {
-        let (part, behind) = rest.split_at_mut(len);
-        parts.push(part);
-        rest = behind;
-    }
-    let lists: Vec<&[usize]> = product.phases.iter().map(|p| p.weights.as_slice()).collect();
-    pack_weights(level, product.weights, cells(level, product.source.channels).1, &lists, &mut parts);
-}
-
-/// Computes `out[n, m] = product(source[n])` for every image of `source`, with weights that [`pack`] packed. The channels of either may be those of
-/// several tensors side by side.
+/// Computes `out[n, m] = product(source[n])` for every image of `source`, with the product's `packed` weights. The channels of either may be
+/// those of several tensors side by side.
 pub fn multiply(level: Level, product: &Product<'_>, packed: &[f32], source: &[&[f32]], out: &mut [&mut [f32]]) {
     multiply_as(level, product, !collides(machine(), product.source), packed, source, out);
 }
@@ -136,89 +107,73 @@ fn collides(machine: Machine, source: Source) -> bool {
 
 /// [`multiply`], reading the source in place where it can if `in_place`. Both ways form the same sums.
 pub(super) fn multiply_as(level: Level, product: &Product<'_>, in_place: bool, packed: &[f32], source: &[&[f32]], out: &mut [&mut [f32]]) {
-    let outputs = product.weights.outputs;
-    let Form { mr, nr, terms, group: most, .. } = level.form();
-    let panels = outputs.div_ceil(mr);
+    let form = level.form();
     let rows = product.height.div_ceil(product.spread[0]);
     let cols = product.width.div_ceil(product.spread[1]);
-    let taps: Vec<Tap> = product.phases.iter().flat_map(|p| p.taps.iter().copied()).collect();
-    let (channels, size) = cells(level, product.source.channels);
+    let taps = product.phases.concat();
+    let (channels, size) = product.cells(level);
     let source_cells = Source { channels, ..product.source };
     // Starts are counted from one place, which several tensors do not have.
-    let in_place = in_place && terms == 1 && source.len() == 1;
-    let mut view = View::new(source_cells, product.step, product.spread, [rows, cols], &taps, outputs, in_place);
-    let images = out.iter().map(|out| out.len()).sum::<usize>() / (outputs * product.height * product.width);
-    let division = Division { view: &view, images, panels, taps: taps.len(), mr, nr, grouped: most > 1 };
-    let Split { strip, panels_per_task } = division.best(rayon::current_num_threads());
+    let in_place = in_place && form.terms == 1 && source.len() == 1;
+    let mut view = View::new(source_cells, product.step, product.spread, [rows, cols], &taps, product.outputs, in_place);
+    let images = out.iter().map(|out| out.len()).sum::<usize>() / (product.outputs * product.height * product.width);
+    let panels = product.outputs.div_ceil(form.mr);
+    let [strip, panels_per_task] = Division { view: &view, images, panels, taps: taps.len(), form }.best(rayon::current_num_threads());
     view.set_strip(strip);
 
-    let block = if most > 1 { GROUPED_BLOCK } else { BLOCK };
+    let most = if form.group > 1 { GROUPED_BLOCK } else { BLOCK };
     let mut rest = packed;
-    let mut factors = Vec::with_capacity(product.phases.len());
-    for (phase, len) in product.phases.iter().zip(panel_lens(level, product)) {
-        let (panels, behind) = rest.split_at(len);
-        factors.push(Factor::new(&view.offset_table(&phase.taps, size), size, block, panels));
+    let factor = |taps: &Vec<Tap>| {
+        let (panels, behind) = rest.split_at(taps.len() * product.tap_len(level));
         rest = behind;
-    }
+        let table = view.offset_table(taps, size);
+        let blocks = (table.len() * size).div_ceil(most).max(1);
+        // A phase without taps is a sum of nothing, which must still write zeros.
+        let none = table.is_empty().then_some(&table[..]);
+        let blocks = table.chunks(table.len().div_ceil(blocks).max(1)).chain(none).map(|block| Offsets::new(block.to_vec()));
+        Factor { panels, depth: table.len(), blocks: blocks.collect() }
+    };
+    let factors: Vec<Factor<'_>> = product.phases.iter().map(factor).collect();
 
     let group = Group { size, apart: view.channel() };
-    let shared = Shared { product, view: &view, factors: &factors, panels_per_task, mr, group };
     let planes = planes(source, images, product.source.height * product.source.width);
-    let values = source[0].chunks_exact(source[0].len() / images);
-    let images = planes.chunks_exact(product.source.channels).zip(values).map(|(planes, values)| Image { planes, values });
-    tasks(&shared, images, out).into_par_iter().with_max_len(1).for_each(|task| simd::run(level, task));
+    let images: Vec<&[&[f32]]> = planes.chunks_exact(product.source.channels).collect();
+    let shared = Shared { product, view: &view, factors: &factors, group, images: &images, values: source[0] };
+    tasks(&shared, [panels_per_task, form.mr], out).into_par_iter().with_max_len(1).for_each(|task| simd::run(level, task));
 }
 
-/// Cuts the output into the tasks' parts.
-fn tasks<'a, 'b>(shared: &'a Shared<'a>, images: impl Iterator<Item = Image<'a>>, out: &'b mut [&mut [f32]]) -> Vec<Strip<'a, 'b>> {
-    let (product, view) = (shared.product, shared.view);
-    let channels = product.weights.outputs;
-    let channels_per_task = shared.panels_per_task * shared.mr;
-    let (strips, parts) = (view.rows.div_ceil(view.strip), channels.div_ceil(channels_per_task));
+/// Cuts the output into the parts of tasks of so many panels of so many rows.
+fn tasks<'a, 'b>(shared: &'a Shared<'a>, [panels, mr]: [usize; 2], out: &'b mut [&mut [f32]]) -> Vec<Strip<'a, 'b>> {
+    let Shared { product, view, images, .. } = *shared;
+    let channels = panels * mr;
+    let (strips, parts) = (view.strips(), product.outputs.div_ceil(channels));
     // A pointwise view counts pixels as rows.
     let row_len = if view.pointwise { 1 } else { product.spread[0] * product.width };
-    let mut tasks = Vec::new();
-    let mut images = images.peekable();
-    let mut count = 0;
-    while let Some(image) = images.next() {
-        count += 1;
-        for s in 0..strips {
-            for p in 0..parts {
-                let row = s * view.strip;
-                let rows = view.strip.min(view.rows - row);
-                let (below, next) = if s + 1 < strips { (row + rows, Some(image)) } else { (0, images.peek().copied()) };
-                let ahead = match next {
-                    Some(next) if p + 1 == parts && !view.direct => {
-                        let rows = view.source_rows(below, view.strip.min(view.rows - below));
-                        Ahead::new(next.planes, rows.start * view.source.width..rows.end * view.source.width)
-                    }
-                    _ => Ahead::default(),
-                };
-                let panel = p * shared.panels_per_task;
-                tasks.push(Strip { shared, image, row, rows, panel, ahead, out: Vec::with_capacity(channels_per_task) });
-            }
-        }
-    }
+    let task = |index| {
+        let (strip, part) = (index / parts, index % parts);
+        let (image, row, rows) = view.strip_at(strip);
+        let ahead = if part + 1 == parts && strip + 1 < images.len() * strips && !view.direct {
+            let (image, row, rows) = view.strip_at(strip + 1);
+            Ahead::new(images[image], view.source_part(row, rows))
+        } else {
+            Ahead::default()
+        };
+        Strip { shared, image, row, rows, panel: part * panels, ahead, out: Vec::with_capacity(channels) }
+    };
+    let mut tasks: Vec<Strip<'a, 'b>> = (0..images.len() * strips * parts).map(task).collect();
     let (plane, mut first) = (product.height * product.width, 0);
     for out in out {
         // Channels of this tensor.
-        let own = out.len() / (count * plane);
+        let own = out.len() / (images.len() * plane);
         for (index, plane) in out.chunks_exact_mut(plane).enumerate() {
             let (image, channel) = (index / own, first + index % own);
             for (s, strip) in plane.chunks_mut(view.strip * row_len).enumerate() {
-                tasks[(image * strips + s) * parts + channel / channels_per_task].out.push(strip);
+                tasks[(image * strips + s) * parts + channel / channels].out.push(strip);
             }
         }
         first += own;
     }
     tasks
-}
-
-/// How the outputs are divided into tasks.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Split {
-    strip: usize,
-    panels_per_task: usize,
 }
 
 /// What is to be divided: rows of `images` and panels of output channels.
@@ -227,74 +182,75 @@ struct Division<'a> {
     images: usize,
     panels: usize,
     taps: usize,
-    mr: usize,
-    nr: usize,
-    /// Whether a unit for matrices multiplies.
-    grouped: bool,
+    form: Form,
 }
 
 impl Division<'_> {
-    /// The division with the least estimated time to the end of the last task.
-    fn best(&self, threads: usize) -> Split {
+    /// The rows of a strip and the panels of a task with the least estimated time to the end of the last task.
+    fn best(&self, threads: usize) -> [usize; 2] {
         let timed = self.splits(threads).into_iter().map(|split| (self.time(split, threads), split));
         let best = timed.min_by(|a, b| a.0.total_cmp(&b.0));
-        best.map_or(Split { strip: self.view.rows, panels_per_task: self.panels }, |(_, split)| split)
+        best.map_or([self.view.rows, self.panels], |(_, split)| split)
     }
 
     /// The divisions into up to `8 threads` strips more than the cache asks for, and up to `4 threads` ranges of panels. Most numbers of
     /// parts give the parts the size that the number before gave them, so that of n rows at most 2 √n sizes are left.
-    fn splits(&self, threads: usize) -> Vec<Split> {
+    fn splits(&self, threads: usize) -> Vec<[usize; 2]> {
         let view = self.view;
         let most = largest(view.rows, |rows| view.direct || view.strip_len(rows) <= machine().strip_cells());
         let fewest = view.rows.div_ceil(most);
         let mut strips: Vec<usize> = (fewest..=view.rows.min(fewest + 8 * threads)).map(|strips| view.rows.div_ceil(strips)).collect();
         if view.pointwise {
-            strips.iter_mut().for_each(|strip| *strip = strip.next_multiple_of(self.nr).min(view.rows));
+            strips.iter_mut().for_each(|strip| *strip = strip.next_multiple_of(self.form.nr).min(view.rows));
         }
         strips.dedup();
         let mut panels: Vec<usize> = (1..=self.panels.min(4 * threads)).map(|parts| self.panels.div_ceil(parts)).collect();
         panels.dedup();
-        strips.iter().flat_map(|&strip| panels.iter().map(move |&panels_per_task| Split { strip, panels_per_task })).collect()
+        strips.iter().flat_map(|&strip| panels.iter().map(move |&panels| [strip, panels])).collect()
     }
 
     /// The estimated time, in multiply-adds of a vector.
     ///
     /// Strips cost the rows they share and the unfilled end of their run, ranges of output channels cost packing the same strip again;
     /// both serve to have something for every thread and a balanced end.
-    fn time(&self, Split { strip, panels_per_task }: Split, threads: usize) -> f64 {
-        let (view, lanes) = (self.view, self.nr / 3);
+    fn time(&self, [strip, panels]: [usize; 2], threads: usize) -> f64 {
+        let (view, lanes) = (self.view, self.form.nr / 3);
         let vectors = view.run(strip).div_ceil(lanes);
         let packing = if view.direct { 0.0 } else { view.strip_len(strip) as f64 / lanes as f64 * PACKING_COST };
         let depth = (view.source.channels * self.taps) as f64;
-        let rate = if self.grouped { UNIT_RATE } else { 1.0 };
-        let work = panels_per_task as f64 * vectors as f64 * self.mr as f64 * (depth / rate + TILE_COST);
+        let rate = if self.form.group > 1 { UNIT_RATE } else { 1.0 };
+        let work = panels as f64 * vectors as f64 * self.form.mr as f64 * (depth / rate + TILE_COST);
         let task = work + packing + TASK_COST;
-        let tasks = (self.images * view.rows.div_ceil(strip) * self.panels.div_ceil(panels_per_task)) as f64;
+        let tasks = (self.images * view.rows.div_ceil(strip) * self.panels.div_ceil(panels)) as f64;
         // The last term: smaller tasks suffer less from a thread that is interrupted.
         (tasks / threads as f64).ceil() * task + 0.1 * task
     }
 }
 
 impl Task for Strip<'_, '_> {
-    type Out = ();
-
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
-        let Shared { product, view, factors, panels_per_task, group, .. } = *self.shared;
+        let Shared { product, view, factors, group, images, values } = *self.shared;
         // A unit reads whole registers: the last of a run reaches behind it.
         let reach = if S::GROUP > 1 { S::LANES } else { 0 };
         let mut buffer = scratch::take(if view.direct { 0 } else { view.strip_len(view.strip) + reach });
         let source = if view.direct {
-            &self.image.values[self.row..]
+            let len = view.source.channels * view.source.height;
+            &values[self.image * len..][self.row..len]
         } else {
-            pack_strip(s, view, Planes::neighbours(s, self.image.planes), self.row, self.rows, &mut buffer);
+            // Cells of neighbouring planes.
+            let channel = |c| [0, 1].map(|term| if term < S::TERMS { plane(images[self.image], c * S::TERMS + term) } else { &[] });
+            pack_strip(s, view, channel, self.row, self.rows, &mut buffer);
             &buffer[..]
         };
         let run = view.run(self.rows);
-        let panels = panels_per_task.min(self.out.len().div_ceil(S::MR));
+        let panels = self.out.len().div_ceil(S::MR);
         // For each phase and panel a tile.
         let tile_len = S::MR * S::NR;
-        let straight = straight(product, view, factors);
+        // A tile that is finished when it is multiplied, and whose columns are neighbours in the output, is stored there.
+        let Epilogue { bias, silu } = product.epilogue;
+        let plain = bias.is_none() && !silu && product.spread == [1, 1] && view.pitch == view.cols;
+        let straight = plain && factors.iter().all(|factor| factor.blocks.len() == 1);
         let mut results = scratch::take(if straight { 0 } else { product.spread[1] * panels * tile_len });
         let first = self.panel;
         let mut unit = s.unit(S::GROUP, group.size);
@@ -309,15 +265,15 @@ impl Task for Strip<'_, '_> {
                 let place = Place { product, view, from, cols, residue };
                 let target = place.extent(self.out[0].len());
                 for (phase, factor) in factors.iter().enumerate() {
-                    let mut start = 0;
+                    // Cells of a panel for one group, and the panels' distance.
+                    let step = S::MR * group.size;
+                    let (apart, mut start) = (factor.depth * step, 0);
                     for offsets in &factor.blocks {
                         let last = phase + 1 == factors.len() && start + offsets.depth() == factor.depth;
                         for panel in (0..panels).step_by(S::TOGETHER) {
-                            // Cells of a panel for one group, and the panels' distance.
-                            let (step, count) = (S::MR * group.size, S::TOGETHER.min(panels - panel));
-                            let apart = factor.depth * step;
-                            let a =
-                                &factor.panels[(first + panel) * apart + start * step..][..(count - 1) * apart + offsets.depth() * step];
+                            let count = S::TOGETHER.min(panels - panel);
+                            let a = &factor.panels[(first + panel) * apart + start * step..];
+                            let a = &a[..(count - 1) * apart + offsets.depth() * step];
                             let out = &mut self.out[panel * S::MR..];
                             let rows = (count * S::MR).min(out.len());
                             if last {
@@ -337,7 +293,7 @@ impl Task for Strip<'_, '_> {
                             if last && !straight {
                                 for (row, out) in out[..rows].iter_mut().enumerate() {
                                     let channel = panel * S::MR + row;
-                                    let bias = product.epilogue.bias.map_or(0.0, |b| b[first * S::MR + channel]);
+                                    let bias = bias.map_or(0.0, |b| b[first * S::MR + channel]);
                                     place.finish(s, &mut results[channel * S::NR..], panels * tile_len, bias, out);
                                 }
                             }
@@ -348,13 +304,6 @@ impl Task for Strip<'_, '_> {
             }
         }
     }
-}
-
-/// Whether a tile is finished when it is multiplied, and its columns are neighbours in the output: then it is stored there.
-fn straight(product: &Product<'_>, view: &View, factors: &[Factor<'_>]) -> bool {
-    let Epilogue { bias, silu } = product.epilogue;
-    let plain = bias.is_none() && !silu && product.spread == [1, 1] && view.pitch == view.cols;
-    plain && factors.iter().all(|factor| factor.blocks.len() == 1)
 }
 
 /// Where the columns of a tile belong.
@@ -450,16 +399,16 @@ mod tests {
 
     impl Division<'_> {
         /// Of every number of strips and of ranges of panels the best.
-        fn exhaustive(&self, threads: usize) -> Split {
+        fn exhaustive(&self, threads: usize) -> [usize; 2] {
             let view = self.view;
             let most = largest(view.rows, |rows| view.direct || view.strip_len(rows) <= machine().strip_cells());
             let fewest = view.rows.div_ceil(most);
-            let mut best = (f64::INFINITY, Split { strip: most, panels_per_task: self.panels });
+            let mut best = (f64::INFINITY, [most, self.panels]);
             for strips in fewest..=view.rows.min(fewest + 8 * threads) {
                 let strip = view.rows.div_ceil(strips);
-                let strip = if view.pointwise { strip.next_multiple_of(self.nr).min(view.rows) } else { strip };
+                let strip = if view.pointwise { strip.next_multiple_of(self.form.nr).min(view.rows) } else { strip };
                 for parts in 1..=self.panels.min(4 * threads) {
-                    let split = Split { strip, panels_per_task: self.panels.div_ceil(parts) };
+                    let split = [strip, self.panels.div_ceil(parts)];
                     let time = self.time(split, threads);
                     if time < best.0 {
                         best = (time, split);
@@ -475,13 +424,12 @@ mod tests {
         let source = Source { channels: s.in_channels, height: s.height, width: s.width };
         let view = View::new(source, s.stride, [1, 1], [s.out_height(), s.out_width()], &taps, s.out_channels, true);
         let panels = s.out_channels.div_ceil(form.mr);
-        let division =
-            Division { view: &view, images: s.batch, panels, taps: taps.len(), mr: form.mr, nr: form.nr, grouped: form.group > 1 };
+        let division = Division { view: &view, images: s.batch, panels, taps: taps.len(), form };
         let units = if view.pointwise { view.rows.div_ceil(form.nr) } else { view.rows };
         for threads in [1, 2, 4, 7, 16, 64] {
             let best = division.best(threads);
             assert_eq!(best, division.exhaustive(threads), "{threads} threads, {s:?}");
-            let tasks = s.batch * view.rows.div_ceil(best.strip) * panels.div_ceil(best.panels_per_task);
+            let tasks = s.batch * view.rows.div_ceil(best[0]) * panels.div_ceil(best[1]);
             // Rows narrower than a vector share one, so that cutting between them gains nothing.
             let cuts = view.pointwise || view.cols >= form.nr / 3;
             assert!(!cuts || 2 * tasks >= threads.min(s.batch * units * panels), "{tasks} tasks for {threads} threads, {s:?}");

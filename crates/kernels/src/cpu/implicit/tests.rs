@@ -56,7 +56,7 @@ fn check(s: &ConvShape, silu: bool) -> Result<(), TestCaseError> {
 fn sources_beyond_32_bits_are_packed() {
     for (channels, direct) in [(40, true), (400, false)] {
         let source = Source { channels, height: 3504, width: 3504 };
-        let tap = Tap { row: 0, col: 0 };
+        let tap = Tap { row: 0, col: 0, weight: 0 };
         let mut view = View::new(source, [1, 1], [1, 1], [3504, 3504], &[tap], 160, true);
         assert_eq!(view.direct, direct);
         view.set_strip(48);

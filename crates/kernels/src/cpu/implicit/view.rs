@@ -14,6 +14,8 @@
 //! A 1x1 convolution of stride 1 needs no packing where cells are the values themselves and lie well in the caches; packed or not, its source
 //! is an image one cell wide.
 
+use std::ops::Range;
+
 use super::super::machine::EXPAND_GAIN;
 use super::super::shape::ConvShape;
 
@@ -22,17 +24,19 @@ use super::super::shape::ConvShape;
 pub struct Tap {
     pub row: isize,
     pub col: isize,
+    /// The kernel cell it multiplies by.
+    pub weight: usize,
 }
 
-/// The tap of each kernel cell, in the order of the kernel, for the forward pass.
+/// The taps of the forward pass, in the order of the kernel.
 pub fn forward_taps(shape: &ConvShape) -> Vec<Tap> {
     let [height, width] = shape.kernel;
     let [top, left] = shape.padding.map(|p| p as isize);
-    (0..height * width).map(|t| Tap { row: (t / width) as isize - top, col: (t % width) as isize - left }).collect()
+    (0..height * width).map(|t| Tap { row: (t / width) as isize - top, col: (t % width) as isize - left, weight: t }).collect()
 }
 
 /// The sizes of one image of a tensor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Source {
     pub channels: usize,
     pub height: usize,
@@ -49,11 +53,11 @@ pub struct ColumnPlane {
 }
 
 /// A packing, for strips of at most `strip` output rows (see the module's essay).
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct View {
     pub source: Source,
     pub step: [usize; 2],
-    /// Output rows and columns.
+    /// Of the output.
     pub rows: usize,
     pub cols: usize,
     /// Distance of the output rows in a run.
@@ -71,7 +75,6 @@ pub struct View {
     pub plane: usize,
     top: isize,
     left: isize,
-    expanded: bool,
     /// Zero cells needed behind the last row of a plane.
     spill: usize,
 }
@@ -88,7 +91,8 @@ impl View {
         outputs: usize,
         in_place: bool,
     ) -> Self {
-        if spread == [1, 1] && taps == [Tap { row: 0, col: 0 }] && step == [1, 1] && rows == source.height && cols == source.width {
+        let all = [rows, cols] == [source.height, source.width] && [step, spread] == [[1; 2]; 2];
+        if all && taps == [Tap { row: 0, col: 0, weight: 0 }] {
             // Pixels as rows of one cell: a strip may then begin anywhere.
             let source = Source { height: rows * cols, width: 1, ..source };
             let mut view = Self::packed(source, step, rows * cols, 1, taps, false);
@@ -112,43 +116,23 @@ impl View {
         let col_span = taps.iter().map(|t| (t.col - left) as usize).max().unwrap_or(0);
         let reach = (0..step[0].min(row_span + 1)).map(|a| (row_span - a) / step[0]).collect();
         let planes = if expanded { col_span + 1 } else { step[1].min(col_span + 1) };
-        let mut pitch = cols;
-        let mut columns = Vec::with_capacity(planes);
-        let mut needed = Vec::with_capacity(planes);
-        for p in 0..planes {
+        let need = |p: usize| cols + (col_span - p) / planes;
+        let plane = |p: usize| {
             let start = left + p as isize;
-            let need = if expanded { cols } else { cols + (col_span - p) / step[1] };
-            let first = start.min(0).unsigned_abs().div_ceil(step[1]).min(need);
+            let first = start.min(0).unsigned_abs().div_ceil(step[1]).min(need(p));
             let behind = (source.width as isize - start).max(0) as usize;
-            let end = behind.div_ceil(step[1]).clamp(first, need);
-            // Cells from `pitch` on are read from the next row, where they must be the zeros before `first`.
-            let own = if end > first { end } else { 0 };
-            pitch = pitch.max(own).max(if end > first { need - first } else { 0 });
-            columns.push(ColumnPlane { start, first, end });
-            needed.push(need);
-        }
-        let spill = needed.iter().map(|n| n.saturating_sub(pitch)).max().unwrap_or(0);
+            ColumnPlane { start, first, end: behind.div_ceil(step[1]).clamp(first, need(p)) }
+        };
+        let mut columns: Vec<ColumnPlane> = (0..planes).map(plane).collect();
+        // Cells from `pitch` on are read from the next row, where they must be the zeros before `first`.
+        let filled = columns.iter().enumerate().filter(|(_, plane)| plane.end > plane.first);
+        let pitch = filled.map(|(p, plane)| plane.end.max(need(p) - plane.first)).fold(cols, usize::max);
         for plane in &mut columns {
             plane.first = plane.first.min(pitch);
             plane.end = plane.end.clamp(plane.first, pitch);
         }
-        let mut view = Self {
-            source,
-            step,
-            rows,
-            cols,
-            pitch,
-            columns,
-            reach,
-            pointwise: false,
-            direct: false,
-            strip: 0,
-            plane: 0,
-            top,
-            left,
-            expanded,
-            spill,
-        };
+        let spill = need(0).saturating_sub(pitch);
+        let mut view = Self { source, step, rows, cols, pitch, columns, reach, top, left, spill, ..Self::default() };
         view.set_strip(rows);
         view
     }
@@ -161,8 +145,7 @@ impl View {
 
     /// Cells of a plane of a strip of `strip` rows: an odd number of cache lines, so that no power of two separates the planes.
     fn plane_of(&self, strip: usize) -> usize {
-        let reach = self.reach.iter().copied().max().unwrap_or(0);
-        let lines = ((strip + reach) * self.pitch + self.spill).div_ceil(16);
+        let lines = ((strip + self.reach[0]) * self.pitch + self.spill).div_ceil(16);
         (lines | 1) * 16
     }
 
@@ -185,13 +168,24 @@ impl View {
         self.top + (row * self.step[0] + a) as isize
     }
 
-    /// The source rows that the strip of `rows` output rows at `row` reads.
-    pub fn source_rows(&self, row: usize, rows: usize) -> std::ops::Range<usize> {
+    /// The values of a source plane that the strip of `rows` output rows at `row` reads.
+    pub fn source_part(&self, row: usize, rows: usize) -> Range<usize> {
         let below = self.reach.iter().enumerate().map(|(a, reach)| a + reach * self.step[0]).max().unwrap_or(0);
         let top = self.source_row(row, 0);
         let end = top + ((rows - 1) * self.step[0] + below + 1) as isize;
-        let clip = |y: isize| y.clamp(0, self.source.height as isize) as usize;
+        let clip = |y: isize| y.clamp(0, self.source.height as isize) as usize * self.source.width;
         clip(top)..clip(end)
+    }
+
+    /// Strips of an image.
+    pub fn strips(&self) -> usize {
+        self.rows.div_ceil(self.strip)
+    }
+
+    /// Of a strip, numbered through all images: the image, the first output row in it, and the number of rows.
+    pub fn strip_at(&self, index: usize) -> (usize, usize, usize) {
+        let (image, row) = (index / self.strips(), index % self.strips() * self.strip);
+        (image, row, self.strip.min(self.rows - row))
     }
 
     /// Distance of the channels in a packed strip.
@@ -205,9 +199,8 @@ impl View {
         assert!(floats <= u32::MAX as usize, "a strip of {floats} floats does not fit 32-bit offsets");
         let within = |tap: &Tap| {
             let (row, col) = ((tap.row - self.top) as usize, (tap.col - self.left) as usize);
-            let (column, shift) = if self.expanded { (col, 0) } else { (col % self.step[1], col / self.step[1]) };
-            let plane = (row % self.step[0]) * self.columns.len() + column;
-            plane * self.plane + row / self.step[0] * self.pitch + shift
+            let [a, p] = [self.reach.len(), self.columns.len()];
+            (row % a * p + col % p) * self.plane + row / a * self.pitch + col / p
         };
         let within: Vec<usize> = taps.iter().map(within).collect();
         (0..self.source.channels).step_by(group).flat_map(|c| within.iter().map(move |w| (c * self.channel() + w) as u32)).collect()

@@ -13,11 +13,12 @@ use super::super::machine::{PIXEL_BLOCK, machine};
 use super::super::scratch;
 use super::super::shape::ConvShape;
 use super::super::simd::{self, Form, Group, Level, MAX_LANES, ReduceTile, Simd, Task};
-use super::pack::{Ahead, Planes, pack_strip, planes, share};
+use super::pack::{Ahead, pack_strip, plane, planes};
 use super::view::{Source, View, forward_taps, largest};
+use super::weights::share;
 use rayon::prelude::*;
+use std::ops::Range;
 
-/// What every worker needs.
 struct Shared<'a> {
     shape: &'a ConvShape,
     view: &'a View,
@@ -29,15 +30,14 @@ struct Shared<'a> {
     /// The planes of either.
     x_planes: &'a [&'a [f32]],
     dy_planes: &'a [&'a [f32]],
-    /// Channels of a group (one or two vectors) and number of groups.
+    /// Channels of a group (one or two vectors).
     group: usize,
-    groups: usize,
 }
 
 /// A range of strips (of all images, or pairs of them) and of groups.
 struct Part<'a, 'b> {
     shared: &'a Shared<'a>,
-    strips: std::ops::Range<usize>,
+    strips: Range<usize>,
     first_group: usize,
     /// `[group][(channels, tap, channel of the channels)][channel of the group]`.
     sums: &'b mut [f32],
@@ -58,14 +58,14 @@ pub fn weight_grad(level: Level, shape: &ConvShape, x: &[&[f32]], dy: &[f32], dw
     let groups_per_part = groups.div_ceil(group_parts);
     let strip = strip_rows(&view, cells, shape.out_channels, pixel_parts);
     view.set_strip(strip);
-    let strips = cells * view.rows.div_ceil(strip);
+    let strips = cells * view.strips();
     let pixel_parts = pixel_parts.min(strips).max(1);
 
     let rows = view.offset_table(&taps, size);
     let channels = Group { size, apart: view.channel() };
     let x_planes = planes(x, shape.batch, shape.height * shape.width);
     let dy_planes = planes(&[dy], shape.batch, shape.out_height() * shape.out_width());
-    let shared = Shared { shape, view: &view, rows: &rows, channels, x, dy, x_planes: &x_planes, dy_planes: &dy_planes, group, groups };
+    let shared = Shared { shape, view: &view, rows: &rows, channels, x, dy, x_planes: &x_planes, dy_planes: &dy_planes, group };
     let size = rows.len() * channels.size * group;
     let mut sums = scratch::take(pixel_parts * groups * size);
     let mut parts = Vec::new();
@@ -80,8 +80,8 @@ pub fn weight_grad(level: Level, shape: &ConvShape, x: &[&[f32]], dy: &[f32], dw
 
     let depth = shape.in_channels * taps.len();
     let reduce = |(g, dw): (usize, &mut [f32])| {
-        let (stride, first) = (groups * size, g * size);
-        simd::run(level, Reduce { sums: &sums, stride, first, group, depth, taps: taps.len(), channels: channels.size, dw })
+        let (sums, stride) = (&sums[g * size..], groups * size);
+        simd::run(level, Reduce { sums, stride, group, depth, taps: taps.len(), channels: channels.size, dw })
     };
     share(dw.chunks_mut(group * depth).enumerate().collect(), depth * shape.out_channels, reduce);
 }
@@ -103,15 +103,12 @@ fn strip_rows(view: &View, images: usize, channels: usize, parts: usize) -> usiz
 }
 
 impl<'a> Task for Part<'a, '_> {
-    type Out = ();
-
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let Shared { shape, view, rows, channels: rows_of, x, x_planes, dy_planes, group, groups, .. } = *self.shared;
+        let Shared { shape, view, rows, channels: rows_of, x, x_planes, dy_planes, group, .. } = *self.shared;
         self.sums.fill(0.0);
         let size = rows.len() * rows_of.size * group;
         let part_groups = self.sums.len() / size;
-        let strips_per_image = view.rows.div_ceil(view.strip);
         // A unit for matrices sums whole registers of pixels: those behind the run are zero in the gradient, and finite in the input.
         let longest = view.run(view.strip).next_multiple_of(S::GROUP);
         let strip_len = view.strip_len(view.strip);
@@ -121,10 +118,9 @@ impl<'a> Task for Part<'a, '_> {
         }
         let mut transposed = scratch::take(part_groups * longest * group);
         let mut unit = s.unit(rows_of.size, S::GROUP);
-        debug_assert!(self.first_group + part_groups <= groups);
+        let planes_of = |images: Range<usize>| &x_planes[images.start * shape.in_channels..images.end * shape.in_channels];
         for strip in self.strips.clone() {
-            let (cell, row) = (strip / strips_per_image, strip % strips_per_image * view.strip);
-            let count = view.strip.min(view.rows - row);
+            let (cell, row, count) = view.strip_at(strip);
             // What is read, and how many of the rows it has: in place they are several tensors', of one channel each.
             let sources: Vec<(&[f32], usize)> = if view.direct {
                 let plane = shape.height * shape.width;
@@ -134,10 +130,8 @@ impl<'a> Task for Part<'a, '_> {
                 };
                 x.iter().map(image).collect()
             } else {
-                let x = &x_planes[images(s, shape, cell).start * shape.in_channels..];
-                let (low, high) = x.split_at(shape.in_channels);
-                let high = if images(s, shape, cell).len() == 2 { high } else { &[] };
-                pack_strip(s, view, Planes::images(low, high), row, count, &mut buffer);
+                let (low, high) = planes_of(images(s, shape, cell)).split_at(shape.in_channels);
+                pack_strip(s, view, |c| [plane(low, c), plane(high, c)], row, count, &mut buffer);
                 vec![(&buffer[..], rows.len())]
             };
             let run = view.run(count);
@@ -150,12 +144,9 @@ impl<'a> Task for Part<'a, '_> {
             let mut ahead = <[Ahead<'_>; 3]>::default();
             // Unpacked, the input is read in long runs, which the processor foresees itself.
             if strip + 1 < self.strips.end && !view.direct {
-                let (cell, row) = ((strip + 1) / strips_per_image, (strip + 1) % strips_per_image * view.strip);
-                let count = view.strip.min(view.rows - row);
-                let (source, y) = (view.source, view.source_rows(row, count));
+                let (cell, row, count) = view.strip_at(strip + 1);
                 let images = images(s, shape, cell);
-                let x = &x_planes[images.start * shape.in_channels..images.end * shape.in_channels];
-                ahead[0] = Ahead::new(x, y.start * source.width..y.end * source.width);
+                ahead[0] = Ahead::new(planes_of(images.clone()), view.source_part(row, count));
                 let channels = self.first_group * group..shape.out_channels.min((self.first_group + part_groups) * group);
                 for (image, ahead) in images.zip(&mut ahead[1..]) {
                     let first = image * shape.out_channels;
@@ -191,7 +182,7 @@ impl<'a> Task for Part<'a, '_> {
 
 /// The images, one or two, whose terms the `cell`-th cells hold.
 #[inline(always)]
-fn images<S: Simd>(_: S, shape: &ConvShape, cell: usize) -> std::ops::Range<usize> {
+fn images<S: Simd>(_: S, shape: &ConvShape, cell: usize) -> Range<usize> {
     S::TERMS * cell..shape.batch.min(S::TERMS * (cell + 1))
 }
 
@@ -239,10 +230,9 @@ fn transpose_gradient<S: Simd>(s: S, shared: &Shared<'_>, cell: usize, row: usiz
 
 /// Adds the parts' sums of one group and transposes them to the order of the weights.
 struct Reduce<'a> {
+    /// From the group's first on, and the distance of the parts.
     sums: &'a [f32],
-    /// Distance of the parts, and where the group is in each.
     stride: usize,
-    first: usize,
     group: usize,
     /// Input channels times taps.
     depth: usize,
@@ -253,8 +243,6 @@ struct Reduce<'a> {
 }
 
 impl Task for Reduce<'_> {
-    type Out = ();
-
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let mut block = [0.0; MAX_LANES * MAX_LANES];
@@ -267,7 +255,7 @@ impl Task for Reduce<'_> {
             let rows = S::LANES.min(all - k);
             for lane in (0..outputs).step_by(S::LANES) {
                 for r in 0..rows {
-                    let at = self.first + (k + r) * self.group + lane;
+                    let at = (k + r) * self.group + lane;
                     let mut v = s.load(&self.sums[at..]);
                     for part in self.sums[at..].chunks(self.stride).skip(1) {
                         v = s.add(v, s.load(part));

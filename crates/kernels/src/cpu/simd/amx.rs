@@ -5,34 +5,37 @@
 //! apart, which is what a [`Group`](super::Group) is. Blocks of plain matrices are whole registers, both sides filled up with zeros; a
 //! convolution's groups are as long as its channels make them, and so are the registers.
 //!
-//! The unit is a type, and so are the vectors beside it: the tests run the same code on any processor over a model of its five instructions
-//! and arrays.
+//! The unit is a type: the tests run the same code on any processor over a model of its instructions, beside arrays for vectors.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
 
 use half::bf16;
 
-use super::set::{Group, ReduceTile, Simd, Tile, To, end, inherit, inherit_vectors};
+use super::set::{Group, ReduceTile, Tile, To, Vectors, end};
 
 /// Rows of the sums.
 const PANEL: usize = 32;
 /// Rows, and cells of a row, of a register.
 const SIDE: usize = 16;
+/// Groups of rows of a reduction.
+const REDUCE_ROWS: usize = 2;
 /// Columns of the sums.
 const WIDTH: usize = 3 * SIDE;
 
-/// What multiplies registers. A value of it has the registers set up, and gives them back when it is dropped.
+/// What multiplies registers. A value of it has the registers set up.
 ///
 /// # Safety
-/// Registers are numbered below 8, and the rows of their shape, `stride` bytes apart, may be read or written at each pointer.
-pub trait Unit {
+/// The unit is there. Registers are numbered below 8, and the rows of their shape, `stride` bytes apart, may be read or written at each pointer.
+pub trait Unit: Copy + Send + Sync + 'static {
     unsafe fn new(shapes: &Shapes) -> Self;
     unsafe fn zero<const T: usize>(&mut self);
     unsafe fn load<const T: usize>(&mut self, from: *const f32, stride: usize);
-    /// `c += a b`.
-    unsafe fn multiply<const C: usize, const A: usize, const B: usize>(&mut self);
+    /// Adds the product of the registers 6 and 7.
+    unsafe fn multiply<const T: usize>(&mut self);
     unsafe fn store<const T: usize>(&mut self, to: *mut f32, stride: usize);
+    /// Gives the registers back.
+    unsafe fn release(&mut self) {}
 }
 
 /// What the registers look like: palette 1, and for each of eight its rows and their bytes.
@@ -57,56 +60,6 @@ impl Shapes {
     }
 }
 
-/// The registers set up for `rows` rows of sums, of `cells` cells at once.
-pub struct Set<U> {
-    unit: U,
-    rows: usize,
-    cells: usize,
-    /// Dropped after the unit.
-    _alone: Alone,
-}
-
-thread_local! {
-    static IN_USE: Cell<bool> = const { Cell::new(false) };
-}
-
-/// The one of its thread, which it cannot leave: what the registers are set up for is the thread's, and a second time would change it for the first.
-struct Alone(PhantomData<*const ()>);
-
-impl Alone {
-    fn new() -> Self {
-        assert!(!IN_USE.replace(true), "the unit for matrices is set up for something else on this thread");
-        Self(PhantomData)
-    }
-}
-
-impl Drop for Alone {
-    fn drop(&mut self) {
-        IN_USE.set(false);
-    }
-}
-
-/// Proof that the processor has the unit, beside the proof of its vectors.
-pub struct Amx<U, B>(B, PhantomData<fn() -> U>);
-
-impl<U, B: Copy> Clone for Amx<U, B> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<U, B: Copy> Copy for Amx<U, B> {}
-
-impl<U, B> Amx<U, B> {
-    /// The proof, unproved.
-    ///
-    /// # Safety
-    /// The processor has whatever U is made of.
-    unsafe fn assume(vectors: B) -> Self {
-        Self(vectors, PhantomData)
-    }
-}
-
 /// Whether a product of small whole numbers comes out exactly: a unit that a machine claims and does not have right is not used.
 ///
 /// # Safety
@@ -121,10 +74,11 @@ pub(super) unsafe fn multiplies<U: Unit>() -> bool {
     unsafe {
         let mut unit = U::new(&Shapes::new(SIDE, SIDE));
         unit.zero::<0>();
-        unit.load::<1>(a.as_ptr(), 64);
-        unit.load::<2>(b.as_ptr(), 64);
-        unit.multiply::<0, 1, 2>();
+        unit.load::<6>(a.as_ptr(), 64);
+        unit.load::<7>(b.as_ptr(), 64);
+        unit.multiply::<0>();
         unit.store::<0>(c.as_mut_ptr(), 64);
+        unit.release();
     }
     (0..SIDE * SIDE).all(|at| {
         let (i, j) = (at / SIDE, at % SIDE);
@@ -133,19 +87,8 @@ pub(super) unsafe fn multiplies<U: Unit>() -> bool {
     })
 }
 
-/// A method of one of the registers of sums, by a number that is constant once the loops around it are unrolled: `j`-th of 3 in the `i`-th of 2
-/// rows; with `multiply`, by the registers 6 and 7.
+/// A method of one of the registers of sums, the `j`-th of 3 in the `i`-th of 2 rows: constant once the loops around it are unrolled.
 macro_rules! at {
-    ($i:expr, $j:expr, $unit:ident.multiply()) => {
-        match ($i, $j) {
-            (0, 0) => $unit.multiply::<0, 6, 7>(),
-            (0, 1) => $unit.multiply::<1, 6, 7>(),
-            (0, _) => $unit.multiply::<2, 6, 7>(),
-            (_, 0) => $unit.multiply::<3, 6, 7>(),
-            (_, 1) => $unit.multiply::<4, 6, 7>(),
-            (_, _) => $unit.multiply::<5, 6, 7>(),
-        }
-    };
     ($i:expr, $j:expr, $unit:ident.$method:ident $arguments:tt) => {
         match ($i, $j) {
             (0, 0) => $unit.$method::<0> $arguments,
@@ -158,24 +101,31 @@ macro_rules! at {
     };
 }
 
+/// The same of all registers of sums, `N` in each of `M` rows.
+macro_rules! each {
+    ($m:ident, $n:ident, |$i:ident, $j:ident| $unit:ident.$method:ident $arguments:tt) => {
+        for $i in 0..$m {
+            for $j in 0..$n {
+                at!($i, $j, $unit.$method $arguments);
+            }
+        }
+    };
+}
+
 /// [`Simd::tile`] of `M` panels and `N` vectors of columns to `c`, with rows `ldc` apart, which is added to if `accumulate`.
 ///
 /// # Safety
-/// The caller has run [`check`], `M` and `N` are the tile's, `c` has room for whole registers, and the unit is set up for whole registers of the
+/// The bounds were checked, `M` and `N` are the tile's, `c` has room for whole registers, and the unit is set up for whole registers of the
 /// group's cells.
 #[inline(always)]
 unsafe fn tile<U: Unit, const M: usize, const N: usize>(unit: &mut U, t: &Tile<'_, '_>, c: *mut f32, ldc: usize, accumulate: bool) {
     let (Group { size, apart }, mut a) = (t.group, t.a.as_ptr());
     // SAFETY: the bounds were checked.
     unsafe {
-        for i in 0..M {
-            for j in 0..N {
-                if accumulate {
-                    at!(i, j, unit.load(c.add(i * SIDE * ldc + j * SIDE), 4 * ldc));
-                } else {
-                    at!(i, j, unit.zero());
-                }
-            }
+        if accumulate {
+            each!(M, N, |i, j| unit.load(c.add(i * SIDE * ldc + j * SIDE), 4 * ldc));
+        } else {
+            each!(M, N, |i, j| unit.zero());
         }
         for g in 0..t.starts.depth() {
             let b = t.b.as_ptr().add(t.starts.at(g, size * N * SIDE));
@@ -189,18 +139,11 @@ unsafe fn tile<U: Unit, const M: usize, const N: usize>(unit: &mut U, t: &Tile<'
             }
             a = a.add(SIDE * size);
         }
-        for i in 0..M {
-            for j in 0..N {
-                at!(i, j, unit.store(c.add(i * SIDE * ldc + j * SIDE), 4 * ldc));
-            }
-        }
+        each!(M, N, |i, j| unit.store(c.add(i * SIDE * ldc + j * SIDE), 4 * ldc));
     }
 }
 
-/// The same of as many panels and vectors as the tile has.
-///
-/// # Safety
-/// As that of [`tile`].
+/// [`tile`] of as many panels and vectors as the tile has; all else that it asks for is the caller's.
 #[inline(always)]
 unsafe fn any_tile<U: Unit>(unit: &mut U, t: &Tile<'_, '_>, c: *mut f32, ldc: usize, accumulate: bool) {
     // SAFETY: the caller's.
@@ -216,16 +159,6 @@ unsafe fn any_tile<U: Unit>(unit: &mut U, t: &Tile<'_, '_>, c: *mut f32, ldc: us
     }
 }
 
-/// The bounds of [`tile`].
-#[inline(always)]
-fn check(t: &Tile<'_, '_>) {
-    let (panels, width) = (t.rows.div_ceil(SIDE), t.cols.next_multiple_of(SIDE));
-    assert!((1..=PANEL).contains(&t.rows) && (1..=WIDTH).contains(&t.cols) && (1..=SIDE).contains(&t.group.size));
-    assert!(end(panels, t.panel, t.starts.depth() * SIDE * t.group.size) <= t.a.len());
-    t.check_right(width, SIDE);
-    t.check_results(panels * SIDE, width);
-}
-
 /// The sums of [`Simd::reduce_tile`] of `M` groups of rows and `N` vectors, `[group][row][48]`.
 ///
 /// # Safety
@@ -235,11 +168,7 @@ unsafe fn reduce<U: Unit, const M: usize, const N: usize>(unit: &mut U, t: &Redu
     let Group { size, apart } = t.group;
     // SAFETY: the bounds were checked; of the sums M groups of at most 16 rows are written.
     unsafe {
-        for i in 0..M {
-            for j in 0..N {
-                at!(i, j, unit.zero());
-            }
-        }
+        each!(M, N, |i, j| unit.zero());
         for p in (0..t.length).step_by(SIDE) {
             for (i, &row) in t.rows.iter().enumerate().take(M) {
                 unit.load::<6>(t.a.as_ptr().add(row as usize + p), 4 * apart);
@@ -249,47 +178,56 @@ unsafe fn reduce<U: Unit, const M: usize, const N: usize>(unit: &mut U, t: &Redu
                 }
             }
         }
-        for i in 0..M {
-            for j in 0..N {
-                at!(i, j, unit.store(sums.as_mut_ptr().add(i * size * WIDTH + j * SIDE), 4 * WIDTH));
-            }
-        }
+        each!(M, N, |i, j| unit.store(sums.as_mut_ptr().add(i * size * WIDTH + j * SIDE), 4 * WIDTH));
     }
 }
 
-impl<U: Unit + 'static, B: Simd> Simd for Amx<U, B> {
-    const LANES: usize = SIDE;
-    const MR: usize = SIDE;
-    const TOGETHER: usize = 2;
-    const GROUP: usize = SIDE;
-    const REDUCE_ROWS: usize = 2;
-    const TERMS: usize = 2;
-    type V = B::V;
-    type Unit = Set<U>;
+thread_local! {
+    static IN_USE: Cell<bool> = const { Cell::new(false) };
+}
 
-    inherit_vectors!();
-    inherit! {
-        cell(low: Self::V, high: Self::V) -> Self::V;
-        neighbours(a: Self::V, b: Self::V) -> Self::V;
-        cell_bf16(low: &[bf16], high: &[bf16], n: usize) -> Self::V;
-    }
+/// The registers set up for `rows` rows of sums, of `cells` cells at once. It is the one of its thread, which it cannot leave: what the registers are
+/// set up for is the thread's, and a second time would change it for the first.
+pub struct Set<U: Unit> {
+    unit: U,
+    rows: usize,
+    cells: usize,
+    _stays: PhantomData<*const ()>,
+}
 
+impl<U: Unit> Drop for Set<U> {
     #[inline(always)]
-    fn unit(self, rows: usize, cells: usize) -> Set<U> {
+    fn drop(&mut self) {
+        // SAFETY: whoever made it knew of the unit.
+        unsafe { self.unit.release() };
+        IN_USE.set(false);
+    }
+}
+
+impl<U: Unit> Set<U> {
+    /// # Safety
+    /// The unit may be used.
+    #[inline(always)]
+    unsafe fn new(rows: usize, cells: usize) -> Self {
         assert!((1..=SIDE).contains(&rows) && (1..=SIDE).contains(&cells), "sums of {rows} rows, of {cells} cells");
-        let _alone = Alone::new();
-        // SAFETY: `self` proves the unit.
-        Set { unit: unsafe { U::new(&Shapes::new(rows, cells)) }, rows, cells, _alone }
+        assert!(!IN_USE.replace(true), "the unit for matrices is set up for something else on this thread");
+        // SAFETY: the caller's.
+        Self { unit: unsafe { U::new(&Shapes::new(rows, cells)) }, rows, cells, _stays: PhantomData }
     }
 
+    /// [`Simd::tile`] beside these vectors.
     #[inline(always)]
-    fn tile(self, set: &mut Set<U>, mut t: Tile<'_, '_>) {
-        check(&t);
-        assert_eq!((set.rows, set.cells), (SIDE, t.group.size));
-        let unit = &mut set.unit;
+    fn tile<S: Vectors>(&mut self, s: S, mut t: Tile<'_, '_>) {
+        let (panels, width) = (t.rows.div_ceil(SIDE), t.cols.next_multiple_of(SIDE));
+        assert!((1..=PANEL).contains(&t.rows) && (1..=WIDTH).contains(&t.cols) && (1..=SIDE).contains(&t.group.size));
+        assert!(end(panels, t.panel, t.starts.depth() * SIDE * t.group.size) <= t.a.len());
+        t.check_right(width, SIDE);
+        t.check_results(panels * SIDE, width);
+        assert_eq!((self.rows, self.cells), (SIDE, t.group.size));
+        let unit = &mut self.unit;
         if let To::Block(c, ldc) = &mut t.c {
             let (c, ldc) = (c.as_mut_ptr(), *ldc);
-            // SAFETY: `self` proves the unit; the bounds were checked.
+            // SAFETY: a set has the unit; the bounds were checked.
             return unsafe { any_tile(unit, &t, c, ldc, t.accumulate) };
         }
         let mut done = [0.0; PANEL * WIDTH];
@@ -298,20 +236,21 @@ impl<U: Unit + 'static, B: Simd> Simd for Amx<U, B> {
         for (i, row) in done.chunks_exact(WIDTH).enumerate().take(t.rows) {
             let c = &mut t.c.row(i)[..t.cols];
             for (c, row) in c.chunks_mut(SIDE).zip(row.chunks(SIDE)) {
-                let v = self.load(row);
-                let v = if t.accumulate { self.add(self.load_part(c, c.len()), v) } else { v };
-                self.store_part(v, c, c.len());
+                let v = s.load(row);
+                let v = if t.accumulate { s.add(s.load_part(c, c.len()), v) } else { v };
+                s.store_part(v, c, c.len());
             }
         }
     }
 
+    /// [`Simd::reduce_tile`].
     #[inline(always)]
-    fn reduce_tile(self, set: &mut Set<U>, t: ReduceTile<'_>) {
-        t.check(SIDE, Self::REDUCE_ROWS, SIDE);
-        assert_eq!((set.rows, set.cells), (t.group.size, SIDE));
-        let unit = &mut set.unit;
+    fn reduce_tile<S: Vectors>(&mut self, s: S, t: ReduceTile<'_>) {
+        t.check(SIDE, REDUCE_ROWS, SIDE);
+        assert_eq!((self.rows, self.cells), (t.group.size, SIDE));
+        let unit = &mut self.unit;
         let mut done = [0.0; PANEL * WIDTH];
-        // SAFETY: `self` proves the unit; the bounds were checked.
+        // SAFETY: a set has the unit; the bounds were checked.
         unsafe {
             match (t.rows.len(), t.vectors) {
                 (1, 1) => reduce::<U, 1, 1>(unit, &t, &mut done),
@@ -323,10 +262,35 @@ impl<U: Unit + 'static, B: Simd> Simd for Amx<U, B> {
         let rows = t.rows.len() * t.group.size;
         for (c, row) in t.c.chunks_mut(t.ldc).zip(done.chunks_exact(WIDTH)).take(rows) {
             for (c, row) in c[..t.vectors * SIDE].chunks_exact_mut(SIDE).zip(row.chunks_exact(SIDE)) {
-                self.store(self.add(self.load(c), self.load(row)), c);
+                s.store(s.add(s.load(c), s.load(row)), c);
             }
         }
     }
+}
+
+/// What [`Simd`] has of such a unit.
+macro_rules! multiplies_by {
+    ($unit:ty) => {
+        const MR: usize = SIDE;
+        const TOGETHER: usize = 2;
+        const GROUP: usize = SIDE;
+        const REDUCE_ROWS: usize = REDUCE_ROWS;
+        type Unit = Set<$unit>;
+
+        #[inline(always)]
+        fn unit(self, rows: usize, cells: usize) -> Set<$unit> {
+            // SAFETY: `self` proves the unit.
+            unsafe { Set::new(rows, cells) }
+        }
+        #[inline(always)]
+        fn tile(self, set: &mut Set<$unit>, t: Tile<'_, '_>) {
+            set.tile(self, t);
+        }
+        #[inline(always)]
+        fn reduce_tile(self, set: &mut Set<$unit>, t: ReduceTile<'_>) {
+            set.reduce_tile(self, t);
+        }
+    };
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -338,14 +302,25 @@ mod hardware {
 
     use std::arch::asm;
     use std::arch::x86_64::*;
+    use std::mem::transmute;
     use std::sync::OnceLock;
 
-    use super::super::avx512_bf16::{self, Avx512Bf16};
-    use super::super::set::Task;
-    use super::{Amx, Shapes, Unit, multiplies};
+    use half::bf16;
+
+    use super::super::avx512::{Avx512, L, mask};
+    use super::super::avx512_bf16::{self, join_pairs, pair_cells, pairs};
+    use super::super::set::{ReduceTile, Simd, Task, Tile};
+    use super::super::text::{entrance, proved};
+    use super::{REDUCE_ROWS, SIDE, Set, Shapes, Unit, multiplies};
 
     /// The unit.
+    #[derive(Clone, Copy)]
     pub struct Hardware;
+
+    impl Simd for Avx512<Hardware> {
+        multiplies_by!(Hardware);
+        pair_cells!();
+    }
 
     impl Unit for Hardware {
         #[inline(always)]
@@ -365,21 +340,18 @@ mod hardware {
             unsafe { asm!("tileloadd tmm{0}, [{1} + {2}*1]", const T, in(reg) from, in(reg) stride, options(nostack, readonly)) };
         }
         #[inline(always)]
-        unsafe fn multiply<const C: usize, const A: usize, const B: usize>(&mut self) {
+        unsafe fn multiply<const T: usize>(&mut self) {
             // SAFETY: changes a register that no compiler uses.
-            unsafe { asm!("tdpbf16ps tmm{0}, tmm{1}, tmm{2}", const C, const A, const B, options(nostack, nomem)) };
+            unsafe { asm!("tdpbf16ps tmm{0}, tmm6, tmm7", const T, options(nostack, nomem)) };
         }
         #[inline(always)]
         unsafe fn store<const T: usize>(&mut self, to: *mut f32, stride: usize) {
             // SAFETY: the caller's.
             unsafe { asm!("tilestored [{1} + {2}*1], tmm{0}", const T, in(reg) to, in(reg) stride, options(nostack)) };
         }
-    }
-
-    impl Drop for Hardware {
         #[inline(always)]
-        fn drop(&mut self) {
-            // SAFETY: a value of this type was made where the unit is. Registers that are not in use need not be saved with a thread's others.
+        unsafe fn release(&mut self) {
+            // SAFETY: the caller's. Registers that are not in use need not be saved with a thread's others.
             unsafe { asm!("tilerelease", options(nostack, nomem)) };
         }
     }
@@ -423,27 +395,30 @@ mod hardware {
         false
     }
 
-    pub fn run<T: Task>(task: T) -> T::Out {
-        #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx512bf16,avx2,fma")]
-        fn inner<T: Task>(task: T, simd: Amx<Hardware, Avx512Bf16>) -> T::Out {
-            task.run(simd)
-        }
-        assert!(available());
-        // SAFETY: the unit and what the vectors need were found on the line above.
-        unsafe { inner(task, Amx::assume(Avx512Bf16::assume())) }
-    }
+    entrance!(once available ["avx512f" "avx512vl" "avx512dq" "avx512bw" "avx512bf16" "avx2" "fma"], Avx512::<Hardware>::assume());
 }
 
 #[cfg(test)]
 pub(super) mod model {
     //! The unit in plain Rust.
 
-    use super::super::portable::wide::{Wide, terms};
-    use super::super::set::Task;
+    use super::super::portable::wide::{Pair, terms};
+    use super::super::portable::{Arrays, Cells};
+    use super::super::set::{Simd, Task};
     use super::*;
 
     /// Eight registers, as cells, and their shapes.
+    #[derive(Clone, Copy)]
     pub(crate) struct Model([[f32; SIDE * SIDE]; 8], Shapes);
+
+    impl Simd for Arrays<Model, SIDE, SIDE> {
+        const TERMS: usize = 2;
+        multiplies_by!(Model);
+
+        fn cell(self, low: Self::V, high: Self::V) -> Self::V {
+            std::array::from_fn(|i| Pair::cell(low[i], high[i]))
+        }
+    }
 
     impl Model {
         /// Rows of a register, and cells of a row.
@@ -466,11 +441,11 @@ pub(super) mod model {
                 row[..cells].copy_from_slice(unsafe { std::slice::from_raw_parts(from.byte_add(i * stride), cells) });
             }
         }
-        unsafe fn multiply<const C: usize, const A: usize, const B: usize>(&mut self) {
-            let ([rows, cells], [depth, columns]) = (self.shape(A), self.shape(B));
-            assert!(cells == depth && self.shape(C) == [rows, columns]);
-            let [a, b] = [A, B].map(|register| self.0[register].map(terms));
-            for (i, sums) in self.0[C].chunks_exact_mut(SIDE).enumerate().take(rows) {
+        unsafe fn multiply<const T: usize>(&mut self) {
+            let ([rows, cells], [depth, columns]) = (self.shape(6), self.shape(7));
+            assert!(cells == depth && self.shape(T) == [rows, columns]);
+            let [a, b] = [6, 7].map(|register| self.0[register].map(terms));
+            for (i, sums) in self.0[T].chunks_exact_mut(SIDE).enumerate().take(rows) {
                 for k in 0..depth {
                     let a = a[i * SIDE + k];
                     sums.iter_mut().zip(&b[k * SIDE..]).for_each(|(sum, b)| *sum += a[0] * b[0] + a[1] * b[1]);
@@ -493,8 +468,7 @@ pub(super) mod model {
     }
 
     /// Runs `task` over the model.
-    pub(crate) fn run<T: Task>(task: T) -> T::Out {
-        // SAFETY: the model may always be used.
-        task.run(unsafe { Amx::<Model, Wide>::assume(Wide::new()) })
+    pub(crate) fn run<Out, T: Task<Out>>(task: T) -> Out {
+        task.run(Arrays::<Model, SIDE, SIDE>::new())
     }
 }

@@ -14,8 +14,8 @@ use std::arch::x86_64::{
 
 use half::bf16;
 
-use super::set::{ReduceTile, Simd, Starts, Task, Tile, end, with_sizes};
-use super::text::{FIRST, SECOND, WRITE, micro_kernels, multiplies, prefetch, prefetch_lines, transposes, vectors};
+use super::set::{ReduceTile, Simd, Starts, Task, Tile, Vectors, end, with_sizes};
+use super::text::{FIRST, SECOND, WRITE, entrance, micro_kernels, prefetch, prefetch_lines, proved, transposes, vectors};
 
 /// Proof that the processor has the features.
 #[derive(Clone, Copy)]
@@ -23,23 +23,10 @@ pub struct Avx2(());
 
 const L: usize = 8;
 const MR: usize = 4;
-const REDUCE_ROWS: usize = 6;
 /// Of three vectors none may be read in part: there is no register for a mask.
 const MASKED: usize = 2;
 
-pub fn available() -> bool {
-    is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")
-}
-
-pub fn run<T: Task>(task: T) -> T::Out {
-    #[target_feature(enable = "avx2,fma")]
-    fn inner<T: Task>(task: T) -> T::Out {
-        task.run(Avx2(()))
-    }
-    assert!(available());
-    // SAFETY: the features were found on the line above.
-    unsafe { inner(task) }
-}
+entrance!(["avx2" "fma"], Avx2(()));
 
 /// The lowest `n <= 8` lanes, as `vmaskmov` wants them: the sign bit of each.
 #[target_feature(enable = "avx2,fma")]
@@ -99,20 +86,7 @@ unsafe fn multiply_row<const N: usize>(a: *const f32, b: [__m256; N], row: &mut 
     (row[0], row[N / 2], row[N - 1]) = (c0, c1, c2);
 }
 
-micro_kernels!("avx2,fma", __m256i, [1 2 3 4 5] 6);
-
-/// What the 8 codes of 4 bits in 4 bytes stand for.
-#[inline]
-#[target_feature(enable = "avx2,fma")]
-fn look_up(table: &[f32; 16], codes: [u8; L / 2]) -> __m256 {
-    let bytes = _mm_cvtsi32_si128(i32::from_le_bytes(codes));
-    let index = _mm256_cvtepu8_epi32(_mm_unpacklo_epi8(_mm_srli_epi16::<4>(bytes), bytes));
-    // SAFETY: the table holds 16 values.
-    let halves = unsafe { [_mm256_loadu_ps(table.as_ptr()), _mm256_loadu_ps(table.as_ptr().add(L))] };
-    // Of an index the lowest three bits count; the fourth one, moved to the sign, chooses.
-    let [low, high] = halves.map(|half| _mm256_permutevar8x32_ps(half, index));
-    _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32::<28>(index)))
-}
+micro_kernels!(Avx2, "avx2,fma", __m256i, [1 2 3 4 5] 6);
 
 /// 8 x 8 transpose: pairs of rows, pairs of pairs within 128-bit lanes, then the two lanes.
 #[target_feature(enable = "avx2,fma")]
@@ -139,10 +113,9 @@ fn transpose8(r: [__m256; L]) -> [__m256; L] {
 
 transposes!("avx2,fma", transpose8, [_mm256_permute2f128_ps::<0x20>, _mm256_permute2f128_ps::<0x31>]);
 
-impl Simd for Avx2 {
+impl Vectors for Avx2 {
     type V = __m256;
 
-    multiplies!();
     vectors! {
         add(a, b) = _mm256_add_ps;
         sub(a, b) = _mm256_sub_ps;
@@ -154,47 +127,38 @@ impl Simd for Avx2 {
         round(a) = _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>;
     }
 
-    #[inline(always)]
-    fn transpose_half(self, src: &[f32], src_stride: usize, dst: &mut [f32]) {
-        // SAFETY: `self` proves the features.
-        unsafe { transpose_half(src, src_stride, dst) }
-    }
-    #[inline(always)]
-    fn exp2_integer(self, n: __m256) -> __m256 {
-        // SAFETY: `self` proves the features. (The exponent field of an IEEE float, biased by 127.)
-        unsafe {
+    proved! {
+        fn transpose_half(src: &[f32], src_stride: usize, dst: &mut [f32]) {
+            transpose_half(src, src_stride, dst)
+        }
+        fn exp2_integer(n: __m256) -> __m256 {
+            // The exponent field of an IEEE float, biased by 127.
             let biased = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
             _mm256_castsi256_ps(_mm256_slli_epi32::<23>(biased))
         }
-    }
-    #[inline(always)]
-    fn deinterleave2(self, a: __m256, b: __m256) -> (__m256, __m256) {
-        // SAFETY: `self` proves the features.
-        unsafe {
+        fn deinterleave2(a: __m256, b: __m256) -> (__m256, __m256) {
             let even = _mm256_castps_pd(_mm256_shuffle_ps::<0x88>(a, b));
             let odd = _mm256_castps_pd(_mm256_shuffle_ps::<0xDD>(a, b));
             let (even, odd) = (_mm256_permute4x64_pd::<0xD8>(even), _mm256_permute4x64_pd::<0xD8>(odd));
             (_mm256_castpd_ps(even), _mm256_castpd_ps(odd))
         }
-    }
-    #[inline(always)]
-    fn interleave2(self, even: __m256, odd: __m256) -> (__m256, __m256) {
-        // SAFETY: `self` proves the features.
-        unsafe {
+        fn interleave2(even: __m256, odd: __m256) -> (__m256, __m256) {
             let (low, high) = (_mm256_unpacklo_ps(even, odd), _mm256_unpackhi_ps(even, odd));
             (_mm256_permute2f128_ps::<0x20>(low, high), _mm256_permute2f128_ps::<0x31>(low, high))
         }
-    }
-    #[inline(always)]
-    fn load_bf16(self, src: &[bf16], n: usize) -> __m256 {
-        let mut part = [bf16::ZERO; L];
-        part[..n].copy_from_slice(&src[..n]);
-        // SAFETY: `self` proves the features. A bf16 is the upper half of an f32.
-        unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(part.as_ptr().cast())))) }
-    }
-    #[inline(always)]
-    fn look_up(self, table: &[f32; 16], codes: &[u8]) -> __m256 {
-        // SAFETY: `self` proves the features.
-        unsafe { look_up(table, [codes[0], codes[1], codes[2], codes[3]]) }
+        fn load_bf16(src: &[bf16], n: usize) -> __m256 {
+            let mut part = [bf16::ZERO; L];
+            part[..n].copy_from_slice(&src[..n]);
+            // A bf16 is the upper half of an f32.
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(part.as_ptr().cast()))))
+        }
+        fn look_up(table: &[f32; 16], codes: &[u8]) -> __m256 {
+            let bytes = _mm_cvtsi32_si128(i32::from_le_bytes([codes[0], codes[1], codes[2], codes[3]]));
+            let index = _mm256_cvtepu8_epi32(_mm_unpacklo_epi8(_mm_srli_epi16::<4>(bytes), bytes));
+            // Of an index the lowest three bits count; the fourth one, moved to the sign, chooses.
+            let low = _mm256_permutevar8x32_ps(load(table.as_ptr()), index);
+            let high = _mm256_permutevar8x32_ps(load(table.as_ptr().add(L)), index);
+            _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32::<28>(index)))
+        }
     }
 }

@@ -11,48 +11,32 @@ pub(super) use std::arch::x86_64::{
     _mm512_add_ps as add, _mm512_loadu_ps as load, _mm512_mask_storeu_ps as store_part, _mm512_set1_ps as splat, _mm512_setzero_ps as zero,
     _mm512_storeu_ps as store,
 };
+use std::marker::PhantomData;
 
 use half::bf16;
 
-use super::set::{ReduceTile, Simd, Starts, Task, Tile, end, with_sizes};
-use super::text::{FIRST, SECOND, WRITE, micro_kernels, multiplies, prefetch, prefetch_lines, transposes, vectors};
+use super::portable::Single;
+use super::set::{ReduceTile, Simd, Starts, Task, Tile, Vectors, end, with_sizes};
+use super::text::{FIRST, SECOND, WRITE, entrance, micro_kernels, prefetch, prefetch_lines, proved, transposes, vectors};
 
-/// Proof that the processor has the features.
+/// Proof that the processor has the features, and what multiplies cells of `C`: single values, pairs, or those of a unit for matrices.
 #[derive(Clone, Copy)]
-pub struct Avx512(());
+pub struct Avx512<C = Single>(PhantomData<C>);
 
-impl Avx512 {
+impl<C> Avx512<C> {
     /// The proof, unproved.
     ///
     /// # Safety
-    /// [`available`] has answered yes.
+    /// `available` of the cells' module has answered yes.
     pub(super) unsafe fn assume() -> Self {
-        Self(())
+        Self(PhantomData)
     }
 }
 
 pub(super) const L: usize = 16;
 pub(super) const MR: usize = 8;
-pub(super) const REDUCE_ROWS: usize = 9;
 
-pub fn available() -> bool {
-    is_x86_feature_detected!("avx512f")
-        && is_x86_feature_detected!("avx512vl")
-        && is_x86_feature_detected!("avx512dq")
-        && is_x86_feature_detected!("avx512bw")
-        && is_x86_feature_detected!("avx2")
-        && is_x86_feature_detected!("fma")
-}
-
-pub fn run<T: Task>(task: T) -> T::Out {
-    #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]
-    fn inner<T: Task>(task: T) -> T::Out {
-        task.run(Avx512(()))
-    }
-    assert!(available());
-    // SAFETY: the features were found on the line above.
-    unsafe { inner(task) }
-}
+entrance!(["avx512f" "avx512vl" "avx512dq" "avx512bw" "avx2" "fma"], Avx512::<Single>::assume());
 
 /// The lowest `n` lanes.
 #[inline(always)]
@@ -88,34 +72,7 @@ unsafe fn multiply_row<const N: usize>(a: *const f32, b: [__m512; N], row: &mut 
     }
 }
 
-micro_kernels!("avx512f,avx512vl,avx512dq,avx512bw,avx2,fma", __mmask16, [1 2 3 4 5 6 7 8] 9);
-
-/// The values of the lanes of `part` in f32, zero in the others.
-///
-/// # Safety
-/// Those values may be read.
-#[inline]
-#[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]
-unsafe fn widen(src: *const bf16, part: __mmask16) -> __m512 {
-    // SAFETY: the mask selects what may be read. A bf16 is the upper half of an f32.
-    unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(part, src.cast())))) }
-}
-
-/// What the 16 codes of 4 bits in 8 bytes stand for.
-///
-/// # Safety
-/// The bytes may be read.
-#[inline]
-#[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]
-unsafe fn look_up(table: &[f32; 16], codes: *const u8) -> __m512 {
-    // SAFETY: the bytes and the table may be read.
-    unsafe {
-        let bytes = _mm_loadl_epi64(codes.cast());
-        // Of an index only the lowest four bits count.
-        let halves = _mm_unpacklo_epi8(_mm_srli_epi16::<4>(bytes), bytes);
-        _mm512_permutexvar_ps(_mm512_cvtepu8_epi32(halves), _mm512_loadu_ps(table.as_ptr()))
-    }
-}
+micro_kernels!(Avx512, "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma", __mmask16, [1 2 3 4 5 6 7 8] 9);
 
 /// 16 x 16 transpose: pairs of rows, then pairs of pairs within 128-bit lanes, then the lanes themselves.
 #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]
@@ -148,10 +105,9 @@ fn transpose16(r: [__m512; L]) -> [__m512; L] {
 
 transposes!("avx512f,avx512vl,avx512dq,avx512bw,avx2,fma", transpose16, [_mm512_shuffle_f32x4::<0x44>, _mm512_shuffle_f32x4::<0xEE>]);
 
-impl Simd for Avx512 {
+impl<C: Copy + Send + Sync + 'static> Vectors for Avx512<C> {
     type V = __m512;
 
-    multiplies!();
     vectors! {
         add(a, b) = _mm512_add_ps;
         sub(a, b) = _mm512_sub_ps;
@@ -164,45 +120,36 @@ impl Simd for Avx512 {
         round(a) = _mm512_roundscale_ps::<0>;
     }
 
-    #[inline(always)]
-    fn transpose_half(self, src: &[f32], src_stride: usize, dst: &mut [f32]) {
-        // SAFETY: `self` proves the features.
-        unsafe { transpose_half(src, src_stride, dst) }
-    }
-
-    #[inline(always)]
-    fn exp2_integer(self, n: __m512) -> __m512 {
-        // SAFETY: `self` proves the features.
-        unsafe { _mm512_scalef_ps(_mm512_set1_ps(1.0), n) }
-    }
-    #[inline(always)]
-    fn deinterleave2(self, a: __m512, b: __m512) -> (__m512, __m512) {
-        // SAFETY: `self` proves the features. (Indices 16.. select from b.)
-        unsafe {
+    proved! {
+        fn transpose_half(src: &[f32], src_stride: usize, dst: &mut [f32]) {
+            transpose_half(src, src_stride, dst)
+        }
+        fn exp2_integer(n: __m512) -> __m512 {
+            _mm512_scalef_ps(_mm512_set1_ps(1.0), n)
+        }
+        // Of the indices 16.. select from b.
+        fn deinterleave2(a: __m512, b: __m512) -> (__m512, __m512) {
             let even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
             let odd = _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
             (_mm512_permutex2var_ps(a, even, b), _mm512_permutex2var_ps(a, odd, b))
         }
-    }
-    #[inline(always)]
-    fn interleave2(self, even: __m512, odd: __m512) -> (__m512, __m512) {
-        // SAFETY: `self` proves the features. (Indices 16.. select from odd.)
-        unsafe {
+        fn interleave2(a: __m512, b: __m512) -> (__m512, __m512) {
             let low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
             let high = _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
-            (_mm512_permutex2var_ps(even, low, odd), _mm512_permutex2var_ps(even, high, odd))
+            (_mm512_permutex2var_ps(a, low, b), _mm512_permutex2var_ps(a, high, b))
         }
-    }
-    #[inline(always)]
-    fn load_bf16(self, src: &[bf16], n: usize) -> __m512 {
-        assert!(n <= L && n <= src.len());
-        // SAFETY: `self` proves the features; the mask selects n values, which are there.
-        unsafe { widen(src.as_ptr(), mask(n)) }
-    }
-    #[inline(always)]
-    fn look_up(self, table: &[f32; 16], codes: &[u8]) -> __m512 {
-        assert!(codes.len() >= L / 2);
-        // SAFETY: `self` proves the features; 8 bytes of codes are there.
-        unsafe { look_up(table, codes.as_ptr()) }
+        fn load_bf16(src: &[bf16], n: usize) -> __m512 {
+            assert!(n <= L && n <= src.len());
+            // A bf16 is the upper half of an f32.
+            let halves = _mm256_maskz_loadu_epi16(mask(n), src.as_ptr().cast());
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(halves)))
+        }
+        fn look_up(table: &[f32; 16], codes: &[u8]) -> __m512 {
+            assert!(codes.len() >= L / 2);
+            let bytes = _mm_loadl_epi64(codes.as_ptr().cast());
+            // Of an index only the lowest four bits count.
+            let halves = _mm_unpacklo_epi8(_mm_srli_epi16::<4>(bytes), bytes);
+            _mm512_permutexvar_ps(_mm512_cvtepu8_epi32(halves), load(table.as_ptr()))
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! AVX-512 with products in bf16: all is [`Avx512`]'s but the micro-kernels and the cells they multiply.
+//! AVX-512 with products in bf16: all is AVX-512 but the micro-kernels and the cells they multiply.
 //!
 //! VDPBF16PS multiplies 16 pairs of bf16 by 16 others and adds both products of each to a sum in f32, twice the work of a fused
 //! multiply-add in the same time. A cell is such a pair, in the bits of an f32 that is only ever moved.
@@ -8,38 +8,15 @@ use std::mem::transmute;
 
 use half::bf16;
 
-use super::avx512::{self, Avx512, L, MASKED, MR, REDUCE_ROWS, add, load, load_part, mask, store, store_part, zero};
-use super::set::{ReduceTile, Simd, Starts, Task, Tile, inherit, inherit_vectors, with_sizes};
-use super::text::{FIRST, WRITE, micro_kernels, multiplies, prefetch};
+use super::avx512::{Avx512, L, MASKED, MR, add, load, load_part, mask, store, store_part, zero};
+use super::set::{ReduceTile, Simd, Starts, Task, Tile, with_sizes};
+use super::text::{FIRST, WRITE, entrance, micro_kernels, prefetch, proved};
 
-/// Proof that the processor has AVX-512-BF16 and what [`Avx512`] needs.
+/// Cells are pairs of bf16.
 #[derive(Clone, Copy)]
-pub struct Avx512Bf16(Avx512);
+pub struct Pair;
 
-impl Avx512Bf16 {
-    /// The proof, unproved.
-    ///
-    /// # Safety
-    /// [`available`] has answered yes.
-    pub(super) unsafe fn assume() -> Self {
-        // SAFETY: the caller's.
-        Self(unsafe { Avx512::assume() })
-    }
-}
-
-pub fn available() -> bool {
-    avx512::available() && is_x86_feature_detected!("avx512bf16")
-}
-
-pub fn run<T: Task>(task: T) -> T::Out {
-    #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx512bf16,avx2,fma")]
-    fn inner<T: Task>(task: T, simd: Avx512Bf16) -> T::Out {
-        task.run(simd)
-    }
-    assert!(available());
-    // SAFETY: the features were found on the line above.
-    unsafe { inner(task, Avx512Bf16::assume()) }
-}
+entrance!(["avx512f" "avx512vl" "avx512dq" "avx512bw" "avx512bf16" "avx2" "fma"], Avx512::<Pair>::assume());
 
 /// `row += *a * b`, pairs of bf16.
 ///
@@ -57,8 +34,6 @@ unsafe fn multiply_row<const N: usize>(a: *const f32, b: [__m512; N], row: &mut 
     }
 }
 
-micro_kernels!("avx512f,avx512vl,avx512dq,avx512bw,avx512bf16,avx2,fma", __mmask16, [1 2 3 4 5 6 7 8] 9);
-
 /// Where the halves of [`pairs`] come from: `low` is 0..16, `high` 16..32.
 const INTERLEAVED: [u16; 32] = {
     let mut order = [0; 32];
@@ -73,7 +48,7 @@ const INTERLEAVED: [u16; 32] = {
 /// Both rounded to bf16, `low` in the lower halves.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-fn pairs(low: __m512, high: __m512) -> __m512 {
+pub(super) fn pairs(low: __m512, high: __m512) -> __m512 {
     let both = _mm512_cvtne2ps_pbh(high, low);
     // SAFETY: types of the same size, for which all bits are valid.
     let (both, order) = unsafe { (transmute::<__m512bh, __m512i>(both), transmute::<[u16; 32], __m512i>(INTERLEAVED)) };
@@ -86,7 +61,7 @@ fn pairs(low: __m512, high: __m512) -> __m512 {
 /// They may be read.
 #[inline]
 #[target_feature(enable = "avx512f,avx512vl,avx512bw")]
-unsafe fn join_pairs(low: *const bf16, high: *const bf16, part: __mmask16) -> __m512 {
+pub(super) unsafe fn join_pairs(low: *const bf16, high: *const bf16, part: __mmask16) -> __m512 {
     // SAFETY: the mask selects what may be read.
     unsafe {
         let [low, high] = [low, high].map(|p| _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(part, p.cast())));
@@ -94,29 +69,26 @@ unsafe fn join_pairs(low: *const bf16, high: *const bf16, part: __mmask16) -> __
     }
 }
 
-type V = __m512;
+/// What [`Simd`] says of cells.
+macro_rules! pair_cells {
+    () => {
+        const TERMS: usize = 2;
 
-impl Simd for Avx512Bf16 {
-    const TERMS: usize = 2;
-    type V = V;
-
-    multiplies!();
-    inherit_vectors!();
-
-    #[inline(always)]
-    fn cell(self, low: V, high: V) -> V {
-        // SAFETY: `self` proves the features.
-        unsafe { pairs(low, high) }
-    }
-    #[inline(always)]
-    fn neighbours(self, a: V, b: V) -> V {
-        // SAFETY: `self` proves the features; types of the same size, for which all bits are valid.
-        unsafe { transmute::<__m512bh, __m512>(_mm512_cvtne2ps_pbh(b, a)) }
-    }
-    #[inline(always)]
-    fn cell_bf16(self, low: &[bf16], high: &[bf16], n: usize) -> V {
-        assert!(n <= L && n <= low.len() && n <= high.len());
-        // SAFETY: `self` proves the features; n values of each are there.
-        unsafe { join_pairs(low.as_ptr(), high.as_ptr(), mask(n)) }
-    }
+        proved! {
+            fn cell(low: __m512, high: __m512) -> __m512 {
+                pairs(low, high)
+            }
+            fn neighbours(a: __m512, b: __m512) -> __m512 {
+                // Types of the same size, for which all bits are valid.
+                transmute::<__m512bh, __m512>(_mm512_cvtne2ps_pbh(b, a))
+            }
+            fn cell_bf16(low: &[bf16], high: &[bf16], n: usize) -> __m512 {
+                assert!(n <= L && n <= low.len() && n <= high.len());
+                join_pairs(low.as_ptr(), high.as_ptr(), mask(n))
+            }
+        }
+    };
 }
+pub(super) use pair_cells;
+
+micro_kernels!(Avx512<Pair>, "avx512f,avx512vl,avx512dq,avx512bw,avx512bf16,avx2,fma", __mmask16, [1 2 3 4 5 6 7 8] 9, pair_cells);

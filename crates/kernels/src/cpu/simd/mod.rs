@@ -112,8 +112,7 @@ impl Level {
     /// Its sizes.
     pub fn form(self) -> Form {
         struct Ask;
-        impl Task for Ask {
-            type Out = Form;
+        impl Task<Form> for Ask {
             #[inline(always)]
             fn run<S: Simd>(self, _: S) -> Form {
                 Form { lanes: S::LANES, mr: S::MR, nr: S::NR, panel: S::PANEL, terms: S::TERMS, group: S::GROUP }
@@ -144,8 +143,8 @@ impl Level {
         if let Some([_, in_bf16]) = FORCED.get().filter(|[level, _]| *level == self) {
             return in_bf16;
         }
-        let better = [Level::Amx, Level::Avx512Bf16].into_iter().find(|level| level.available());
-        if self == Level::Avx512 { better.unwrap_or(self) } else { self }
+        let better = |level: &Level| self == Level::Avx512 && level.available();
+        [Level::Amx, Level::Avx512Bf16].into_iter().find(better).unwrap_or(self)
     }
 
     /// This level for products of such a precision.
@@ -197,9 +196,8 @@ pub fn with_levels<R>(levels: [Level; 2], f: impl FnOnce() -> R) -> R {
 }
 
 /// Runs `task` compiled for `level`.
-pub fn run<T: Task>(level: Level, task: T) -> T::Out {
+pub fn run<Out, T: Task<Out>>(level: Level, task: T) -> Out {
     match level {
-        Level::Portable => task.run(portable::Portable::new()),
         #[cfg(target_arch = "aarch64")]
         Level::Neon => task.run(neon::Neon),
         #[cfg(target_arch = "x86_64")]
@@ -214,7 +212,7 @@ pub fn run<T: Task>(level: Level, task: T) -> T::Out {
         Level::Bf16Model => task.run(portable::wide::Wide::new()),
         #[cfg(test)]
         Level::AmxModel => amx::model::run(task),
-        // Other processors'.
+        // Of the others this processor has one.
         _ => task.run(portable::Portable::new()),
     }
 }

@@ -12,8 +12,8 @@ use std::arch::aarch64::{vaddq_f32 as add, vdupq_n_f32 as splat, vld1q_f32 as lo
 
 use half::bf16;
 
-use super::set::{ReduceTile, Simd, Starts, Tile, end, with_sizes};
-use super::text::{FIRST, SECOND, WRITE, micro_kernels, multiplies, prefetch, prefetch_lines, transposes, vectors};
+use super::set::{ReduceTile, Simd, Starts, Tile, Vectors, end, with_sizes};
+use super::text::{FIRST, SECOND, WRITE, micro_kernels, prefetch, prefetch_lines, proved, transposes, vectors};
 
 #[cfg(not(target_feature = "neon"))]
 compile_error!("the kernels for 64-bit ARM need NEON");
@@ -24,7 +24,6 @@ pub struct Neon;
 
 const L: usize = 4;
 const MR: usize = 4;
-const REDUCE_ROWS: usize = 9;
 /// Vectors of a tile of which the last may be read in part.
 const MASKED: usize = 3;
 
@@ -95,7 +94,7 @@ unsafe fn multiply_row<const N: usize>(a: *const f32, b: [float32x4_t; N], row: 
     }
 }
 
-micro_kernels!("neon", usize, [1 2 3 4 5 6 7 8] 9);
+micro_kernels!(Neon, "neon", usize, [1 2 3 4 5 6 7 8] 9);
 
 /// 4 x 4 transpose: pairs of neighbours in pairs of rows, then pairs of pairs.
 #[inline(always)]
@@ -110,10 +109,9 @@ fn transpose4([a, b, c, d]: [float32x4_t; L]) -> [float32x4_t; L] {
 
 transposes!("neon", transpose4);
 
-impl Simd for Neon {
+impl Vectors for Neon {
     type V = float32x4_t;
 
-    multiplies!();
     vectors! {
         add(a, b) = vaddq_f32;
         sub(a, b) = vsubq_f32;
@@ -128,21 +126,18 @@ impl Simd for Neon {
         exp2_integer(n) = |n| vreinterpretq_f32_s32(vshlq_n_s32::<23>(vaddq_s32(vcvtnq_s32_f32(n), vdupq_n_s32(127))));
     }
 
-    #[inline(always)]
-    fn deinterleave2(self, a: float32x4_t, b: float32x4_t) -> (float32x4_t, float32x4_t) {
-        // SAFETY: the target has NEON.
-        unsafe { (vuzp1q_f32(a, b), vuzp2q_f32(a, b)) }
-    }
-    #[inline(always)]
-    fn interleave2(self, even: float32x4_t, odd: float32x4_t) -> (float32x4_t, float32x4_t) {
-        // SAFETY: the target has NEON.
-        unsafe { (vzip1q_f32(even, odd), vzip2q_f32(even, odd)) }
-    }
-    #[inline(always)]
-    fn load_bf16(self, src: &[bf16], n: usize) -> float32x4_t {
-        let mut part = [bf16::ZERO; L];
-        part[..n].copy_from_slice(&src[..n]);
-        // SAFETY: 4 values. A bf16 is the upper half of an f32.
-        unsafe { vreinterpretq_f32_u32(vshlq_n_u32::<16>(vmovl_u16(vld1_u16(part.as_ptr().cast())))) }
+    proved! {
+        fn deinterleave2(a: float32x4_t, b: float32x4_t) -> (float32x4_t, float32x4_t) {
+            (vuzp1q_f32(a, b), vuzp2q_f32(a, b))
+        }
+        fn interleave2(even: float32x4_t, odd: float32x4_t) -> (float32x4_t, float32x4_t) {
+            (vzip1q_f32(even, odd), vzip2q_f32(even, odd))
+        }
+        fn load_bf16(src: &[bf16], n: usize) -> float32x4_t {
+            let mut part = [bf16::ZERO; L];
+            part[..n].copy_from_slice(&src[..n]);
+            // A bf16 is the upper half of an f32.
+            vreinterpretq_f32_u32(vshlq_n_u32::<16>(vmovl_u16(vld1_u16(part.as_ptr().cast()))))
+        }
     }
 }

@@ -8,33 +8,29 @@
 
 use std::marker::PhantomData;
 
-use super::set::{ReduceTile, Simd, Tile, with_sizes};
+use super::set::{ReduceTile, Simd, Tile, Vectors, with_sizes};
 
-/// What a cell of 32 bits holds.
+/// What a cell of 32 bits holds: one f32, if it does not say otherwise.
 pub trait Cells: Copy + Send + Sync + 'static {
     /// [`Simd::TERMS`].
-    const TERMS: usize;
+    const TERMS: usize = 1;
     /// The cell of two terms.
-    fn cell(low: f32, high: f32) -> f32;
+    #[inline(always)]
+    fn cell(low: f32, _high: f32) -> f32 {
+        low
+    }
     /// `c + a b`.
-    fn multiply_add(a: f32, b: f32, c: f32) -> f32;
+    #[inline(always)]
+    fn multiply_add(a: f32, b: f32, c: f32) -> f32 {
+        a * b + c
+    }
 }
 
 /// One f32.
 #[derive(Clone, Copy)]
 pub struct Single;
 
-impl Cells for Single {
-    const TERMS: usize = 1;
-    #[inline(always)]
-    fn cell(low: f32, _high: f32) -> f32 {
-        low
-    }
-    #[inline(always)]
-    fn multiply_add(a: f32, b: f32, c: f32) -> f32 {
-        a * b + c
-    }
-}
+impl Cells for Single {}
 
 /// `L` lanes of plain arithmetic, tiles of `MR` rows.
 #[derive(Clone, Copy)]
@@ -50,10 +46,19 @@ impl<C, const L: usize, const MR: usize> Arrays<C, L, MR> {
     }
 }
 
-/// Applies `f` lane by lane.
-#[inline(always)]
-fn map2<const L: usize>(a: [f32; L], b: [f32; L], f: impl Fn(f32, f32) -> f32) -> [f32; L] {
-    std::array::from_fn(|i| f(a[i], b[i]))
+/// Methods that compute each lane from the same lane of what they are given.
+macro_rules! lanewise {
+    ($($name:ident($($lane:ident),*) = $value:expr;)*) => {
+        $(
+            #[inline(always)]
+            fn $name(self, $($lane: Self::V),*) -> Self::V {
+                std::array::from_fn(|i| {
+                    $(let $lane = $lane[i];)*
+                    $value
+                })
+            }
+        )*
+    };
 }
 
 /// Reads up to `L` values, zeros after them.
@@ -113,16 +118,9 @@ impl<C: Cells, const L: usize, const MR: usize> Arrays<C, L, MR> {
     }
 }
 
-impl<C: Cells, const L: usize, const MR: usize> Simd for Arrays<C, L, MR> {
+impl<C: Copy + Send + Sync + 'static, const L: usize, const MR: usize> Vectors for Arrays<C, L, MR> {
     const LANES: usize = L;
-    const MR: usize = MR;
-    const REDUCE_ROWS: usize = 6;
-    const TERMS: usize = C::TERMS;
     type V = [f32; L];
-    type Unit = ();
-
-    #[inline(always)]
-    fn unit(self, _: usize, _: usize) {}
 
     #[inline(always)]
     fn splat(self, x: f32) -> Self::V {
@@ -144,43 +142,19 @@ impl<C: Cells, const L: usize, const MR: usize> Simd for Arrays<C, L, MR> {
     fn store_part(self, v: Self::V, dst: &mut [f32], n: usize) {
         dst[..n].copy_from_slice(&v[..n]);
     }
-    #[inline(always)]
-    fn add(self, a: Self::V, b: Self::V) -> Self::V {
-        map2(a, b, |a, b| a + b)
-    }
-    #[inline(always)]
-    fn sub(self, a: Self::V, b: Self::V) -> Self::V {
-        map2(a, b, |a, b| a - b)
-    }
-    #[inline(always)]
-    fn mul(self, a: Self::V, b: Self::V) -> Self::V {
-        map2(a, b, |a, b| a * b)
-    }
-    #[inline(always)]
-    fn div(self, a: Self::V, b: Self::V) -> Self::V {
-        map2(a, b, |a, b| a / b)
-    }
-    #[inline(always)]
-    fn mul_add(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V {
-        std::array::from_fn(|i| a[i] * b[i] + c[i])
-    }
-    #[inline(always)]
-    fn min(self, a: Self::V, b: Self::V) -> Self::V {
-        map2(a, b, |a, b| if a < b { a } else { b })
-    }
-    #[inline(always)]
-    fn max(self, a: Self::V, b: Self::V) -> Self::V {
-        map2(a, b, |a, b| if a > b { a } else { b })
-    }
-    #[inline(always)]
-    fn round(self, a: Self::V) -> Self::V {
-        a.map(f32::round_ties_even)
-    }
-    #[inline(always)]
-    fn exp2_integer(self, n: Self::V) -> Self::V {
+    lanewise! {
+        add(a, b) = a + b;
+        sub(a, b) = a - b;
+        mul(a, b) = a * b;
+        div(a, b) = a / b;
+        mul_add(a, b, c) = a * b + c;
+        min(a, b) = if a < b { a } else { b };
+        max(a, b) = if a > b { a } else { b };
+        round(a) = a.round_ties_even();
         // The exponent field of an IEEE float, biased by 127. (A NaN casts to 0; what it was part of is a NaN already.)
-        n.map(|n| f32::from_bits(((n as i32 + 127) << 23) as u32))
+        exp2_integer(n) = f32::from_bits(((n as i32 + 127) << 23) as u32);
     }
+
     #[inline(always)]
     fn deinterleave2(self, a: Self::V, b: Self::V) -> (Self::V, Self::V) {
         let of = |i: usize| if i < L { a[i] } else { b[i - L] };
@@ -202,11 +176,21 @@ impl<C: Cells, const L: usize, const MR: usize> Simd for Arrays<C, L, MR> {
         }
     }
     #[inline(always)]
-    fn cell(self, low: Self::V, high: Self::V) -> Self::V {
-        map2(low, high, C::cell)
-    }
-    #[inline(always)]
     fn prefetch<T>(self, _: &[T], _: bool) {}
+}
+
+impl<C: Cells, const L: usize, const MR: usize> Simd for Arrays<C, L, MR> {
+    const MR: usize = MR;
+    const REDUCE_ROWS: usize = 6;
+    const TERMS: usize = C::TERMS;
+    type Unit = ();
+
+    lanewise! {
+        cell(low, high) = C::cell(low, high);
+    }
+
+    #[inline(always)]
+    fn unit(self, _: usize, _: usize) {}
     #[inline(always)]
     fn tile(self, _: &mut (), t: Tile<'_, '_>) {
         t.check(MR, L);

@@ -59,7 +59,6 @@ pub enum Starts<'a> {
 }
 
 impl Starts<'_> {
-    /// The number of groups.
     pub(super) fn depth(&self) -> usize {
         match self {
             Starts::Table(offsets) => offsets.depth(),
@@ -251,86 +250,15 @@ macro_rules! with_sizes {
 }
 pub(super) use with_sizes;
 
-/// Methods that are those of the set of instructions this one holds.
-macro_rules! inherit {
-    ($($name:ident($($argument:ident: $type:ty),*) $(-> $out:ty)?;)*) => {
-        $(
-            #[inline(always)]
-            fn $name(self, $($argument: $type),*) $(-> $out)? {
-                self.0.$name($($argument),*)
-            }
-        )*
-    };
-}
-
-/// All on vectors.
-macro_rules! inherit_vectors {
-    () => {
-        inherit! {
-            splat(x: f32) -> Self::V;
-            load(src: &[f32]) -> Self::V;
-            load_part(src: &[f32], n: usize) -> Self::V;
-            load_bf16(src: &[bf16], n: usize) -> Self::V;
-            look_up(table: &[f32; 16], codes: &[u8]) -> Self::V;
-            store(v: Self::V, dst: &mut [f32]);
-            store_part(v: Self::V, dst: &mut [f32], n: usize);
-            add(a: Self::V, b: Self::V) -> Self::V;
-            sub(a: Self::V, b: Self::V) -> Self::V;
-            mul(a: Self::V, b: Self::V) -> Self::V;
-            div(a: Self::V, b: Self::V) -> Self::V;
-            mul_add(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
-            min(a: Self::V, b: Self::V) -> Self::V;
-            max(a: Self::V, b: Self::V) -> Self::V;
-            round(a: Self::V) -> Self::V;
-            exp2_integer(n: Self::V) -> Self::V;
-            deinterleave2(a: Self::V, b: Self::V) -> (Self::V, Self::V);
-            interleave2(even: Self::V, odd: Self::V) -> (Self::V, Self::V);
-            transpose(src: &[f32], src_stride: usize, rows: usize, cols: usize, dst: &mut [f32], dst_stride: usize);
-            transpose_half(src: &[f32], src_stride: usize, dst: &mut [f32]);
-            transpose_rows(src: &[f32], src_stride: usize, rows: usize, dst: &mut [&mut [f32]], at: usize);
-        }
-
-        #[inline(always)]
-        fn prefetch<T>(self, src: &[T], write: bool) {
-            self.0.prefetch(src, write);
-        }
-    };
-}
-
-pub(super) use {inherit, inherit_vectors};
-
-/// At least any instruction set's [`Simd::LANES`].
+/// At least any instruction set's [`Vectors::LANES`].
 pub const MAX_LANES: usize = 16;
 
-/// One instruction set. A value of the type is the proof that this processor has it.
-pub trait Simd: Copy + Send + Sync + 'static {
+/// One instruction set's vectors. A value of the type is the proof that this processor has it.
+pub trait Vectors: Copy + Send + Sync + 'static {
     /// f32 values in a vector.
     const LANES: usize;
-    /// Rows of a panel of [`Simd::tile`]; divides `LANES`.
-    const MR: usize;
-    /// Most panels of [`Simd::tile`].
-    const TOGETHER: usize = 1;
-    /// Most rows of a [`Group`].
-    const GROUP: usize = 1;
-    /// Columns of [`Simd::tile`].
-    const NR: usize = 3 * Self::LANES;
-    /// Most groups of rows of [`Simd::reduce_tile`].
-    const REDUCE_ROWS: usize;
-    /// Most rows of [`Simd::tile`].
-    const PANEL: usize = Self::MR * Self::TOGETHER;
-    /// Terms of a sum in each cell that the micro-kernels multiply: 1 or 2.
-    const TERMS: usize = 1;
     /// A vector.
     type V: Copy;
-    /// Its unit for matrices, set up; nothing where there is none.
-    type Unit;
-
-    /// The unit, for sums of `rows` rows, each over `cells` cells at once: at most [`Simd::GROUP`] of either. Setting it up takes as long as some
-    /// of its products, so once for many of them. [`Simd::tile`] asks for GROUP rows of a group of cells, [`Simd::reduce_tile`] for the other way round.
-    ///
-    /// # Panics
-    /// If this thread has one already.
-    fn unit(self, rows: usize, cells: usize) -> Self::Unit;
 
     /// All lanes `x`.
     fn splat(self, x: f32) -> Self::V;
@@ -378,11 +306,7 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn total(self, v: Self::V, n: usize) -> f64 {
         let mut lanes = [0.0; MAX_LANES];
         self.store_part(v, &mut lanes, n);
-        let mut sum = 0.0;
-        for &lane in &lanes[..n] {
-            sum += f64::from(lane);
-        }
-        sum
+        lanes[..n].iter().fold(0.0, |sum, &lane| sum + f64::from(lane))
     }
 
     fn add(self, a: Self::V, b: Self::V) -> Self::V;
@@ -402,7 +326,7 @@ pub trait Simd: Copy + Send + Sync + 'static {
 
     /// The even and the odd elements of the `2 * LANES` consecutive values in `a`, `b`.
     fn deinterleave2(self, a: Self::V, b: Self::V) -> (Self::V, Self::V);
-    /// The inverse of [`Simd::deinterleave2`]: a0 b0 a1 b1 ...
+    /// The inverse of [`Vectors::deinterleave2`]: a0 b0 a1 b1 ...
     fn interleave2(self, even: Self::V, odd: Self::V) -> (Self::V, Self::V);
 
     /// `dst[c * dst_stride + r] = src[r * src_stride + c]` for `r < rows`, `c < cols`, both at most `LANES` and `rows` not 0; the lanes from `rows` to
@@ -418,13 +342,11 @@ pub trait Simd: Copy + Send + Sync + 'static {
     }
 
     /// `dst[c][at + r] = src[r * src_stride + c]` for `r < rows <= LANES` and every `c`; each row of `src` is `LANES` long, and `dst` has at
-    /// most `LANES` slices. Unlike [`Simd::transpose`] it writes nothing beside: for results that belong to different slices.
+    /// most `LANES` slices. Unlike [`Vectors::transpose`] it writes nothing beside: for results that belong to different slices.
     #[inline(always)]
     fn transpose_rows(self, src: &[f32], src_stride: usize, rows: usize, dst: &mut [&mut [f32]], at: usize) {
-        let mut square = [0.0; MAX_LANES * MAX_LANES];
-        self.transpose(src, src_stride, rows, Self::LANES, &mut square, Self::LANES);
-        for (dst, column) in dst.iter_mut().zip(square.chunks_exact(Self::LANES)) {
-            dst[at..at + rows].copy_from_slice(&column[..rows]);
+        for (c, dst) in dst.iter_mut().enumerate() {
+            dst[at..at + rows].iter_mut().enumerate().for_each(|(r, value)| *value = src[r * src_stride + c]);
         }
     }
 
@@ -437,32 +359,11 @@ pub trait Simd: Copy + Send + Sync + 'static {
         let wide = self.mul(v, self.splat(65537.0));
         self.sub(wide, self.sub(wide, v))
     }
-    /// What [`high`](Simd::high) leaves, exactly.
+    /// What [`high`](Vectors::high) leaves, exactly.
     #[inline(always)]
     fn rest(self, v: Self::V) -> Self::V {
         self.sub(v, self.high(v))
     }
-
-    /// Cells of the terms `low` and `high`; where `TERMS` is 1, `low`.
-    #[inline(always)]
-    fn cell(self, low: Self::V, _high: Self::V) -> Self::V {
-        low
-    }
-    /// Cells of the `2 * LANES` consecutive values in `a`, `b`, each of two neighbours; only where `TERMS` is 2.
-    #[inline(always)]
-    fn neighbours(self, a: Self::V, b: Self::V) -> Self::V {
-        let (even, odd) = self.deinterleave2(a, b);
-        self.cell(even, odd)
-    }
-    /// [`cell`](Simd::cell) of the first `n <= LANES` values of each, then zeros; only where `TERMS` is 2.
-    #[inline(always)]
-    fn cell_bf16(self, low: &[bf16], high: &[bf16], n: usize) -> Self::V {
-        self.cell(self.load_bf16(low, n), self.load_bf16(high, n))
-    }
-    /// The matrix micro-kernel, lanes along the columns: see [`Tile`].
-    fn tile(self, unit: &mut Self::Unit, tile: Tile<'_, '_>);
-    /// The micro-kernel for a reduction over pixels, lanes along output channels: see [`ReduceTile`].
-    fn reduce_tile(self, unit: &mut Self::Unit, tile: ReduceTile<'_>);
 
     /// (p, q) with p q = exp(x), to a few units in the last place: Cody and Waite's reduction by multiples of ln 2 and the Taylor
     /// polynomial of degree 7 on |r| <= ln 2 / 2, whose remainder there is below 6e-9. The argument is cut off at +-87; of NaN p is NaN.
@@ -501,9 +402,56 @@ pub trait Simd: Copy + Send + Sync + 'static {
     }
 }
 
+/// An instruction set: its vectors, and what multiplies cells.
+pub trait Simd: Vectors {
+    /// Rows of a panel of [`Simd::tile`]; divides `LANES`.
+    const MR: usize;
+    /// Most panels of [`Simd::tile`].
+    const TOGETHER: usize = 1;
+    /// Most rows of a [`Group`].
+    const GROUP: usize = 1;
+    /// Columns of [`Simd::tile`].
+    const NR: usize = 3 * Self::LANES;
+    /// Most groups of rows of [`Simd::reduce_tile`].
+    const REDUCE_ROWS: usize;
+    /// Most rows of [`Simd::tile`].
+    const PANEL: usize = Self::MR * Self::TOGETHER;
+    /// Terms of a sum in each cell that the micro-kernels multiply: 1 or 2.
+    const TERMS: usize = 1;
+    /// Its unit for matrices, set up; nothing where there is none.
+    type Unit;
+
+    /// Cells of the terms `low` and `high`; where `TERMS` is 1, `low`.
+    #[inline(always)]
+    fn cell(self, low: Self::V, _high: Self::V) -> Self::V {
+        low
+    }
+    /// Cells of the `2 * LANES` consecutive values in `a`, `b`, each of two neighbours; only where `TERMS` is 2.
+    #[inline(always)]
+    fn neighbours(self, a: Self::V, b: Self::V) -> Self::V {
+        let (even, odd) = self.deinterleave2(a, b);
+        self.cell(even, odd)
+    }
+    /// [`cell`](Simd::cell) of the first `n <= LANES` values of each, then zeros; only where `TERMS` is 2.
+    #[inline(always)]
+    fn cell_bf16(self, low: &[bf16], high: &[bf16], n: usize) -> Self::V {
+        self.cell(self.load_bf16(low, n), self.load_bf16(high, n))
+    }
+
+    /// The unit, for sums of `rows` rows, each over `cells` cells at once: at most [`Simd::GROUP`] of either. Setting it up takes as long as some
+    /// of its products, so once for many of them. [`Simd::tile`] asks for GROUP rows of a group of cells, [`Simd::reduce_tile`] for the other way round.
+    ///
+    /// # Panics
+    /// If this thread has one already.
+    fn unit(self, rows: usize, cells: usize) -> Self::Unit;
+    /// The matrix micro-kernel, lanes along the columns: see [`Tile`].
+    fn tile(self, unit: &mut Self::Unit, tile: Tile<'_, '_>);
+    /// The micro-kernel for a reduction over pixels, lanes along output channels: see [`ReduceTile`].
+    fn reduce_tile(self, unit: &mut Self::Unit, tile: ReduceTile<'_>);
+}
+
 /// A kernel with its arguments.
-pub trait Task {
-    type Out;
+pub trait Task<Out = ()> {
     /// Does the work; must be `#[inline(always)]`.
-    fn run<S: Simd>(self, simd: S) -> Self::Out;
+    fn run<S: Simd>(self, simd: S) -> Out;
 }

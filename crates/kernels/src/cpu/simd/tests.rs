@@ -8,7 +8,7 @@ fn values(n: usize) -> Vec<f32> {
 }
 
 /// Runs a task on every level.
-fn on_all<T: Task<Out = ()> + Copy>(task: T) {
+fn on_all<T: Task + Copy>(task: T) {
     Level::tested().for_each(|level| run(level, task));
 }
 
@@ -16,7 +16,6 @@ fn on_all<T: Task<Out = ()> + Copy>(task: T) {
 struct Lanewise;
 
 impl Task for Lanewise {
-    type Out = ();
     fn run<S: Simd>(self, s: S) {
         let n = S::LANES;
         let (a, b) = (values(2 * n), values(3 * n)[n..].to_vec());
@@ -74,7 +73,6 @@ impl Task for Lanewise {
 struct Moves;
 
 impl Task for Moves {
-    type Out = ();
     fn run<S: Simd>(self, s: S) {
         let n = S::LANES;
         let x = values(2 * n);
@@ -130,7 +128,6 @@ impl Task for Moves {
 struct Pairs;
 
 impl Task for Pairs {
-    type Out = ();
     fn run<S: Simd>(self, s: S) {
         if S::TERMS == 1 {
             return;
@@ -189,7 +186,6 @@ impl Cells {
 struct Products;
 
 impl Task for Products {
-    type Out = ();
     fn run<S: Simd>(self, s: S) {
         let (depth, ldc) = (5, S::NR + 3);
         let table: Vec<u32> = vec![3, 0, 100, 41, 8];
@@ -273,7 +269,6 @@ impl Task for Products {
 struct SingleRows;
 
 impl Task for SingleRows {
-    type Out = ();
     fn run<S: Simd>(self, s: S) {
         let (depth, rows, cols, ldc) = (5, S::MR, S::NR - 1, S::NR);
         let (a, b) = (Cells::new(s, depth * rows), Cells::new(s, depth * ldc));
@@ -305,7 +300,6 @@ fn sizes<S: Simd>() -> Vec<usize> {
 struct Groups;
 
 impl Task for Groups {
-    type Out = ();
     fn run<S: Simd>(self, s: S) {
         let ldc = S::NR + 3;
         let tables: [&[u32]; 2] = [&[3, 0, 100, 41], &[]];
@@ -359,7 +353,6 @@ fn groups_are_few_and_even() {
 struct Silu;
 
 impl Task for Silu {
-    type Out = ();
     fn run<S: Simd>(self, s: S) {
         let mut worst: f64 = 0.0;
         for i in (-20_000..20_000).step_by(if cfg!(miri) { 401 } else { 1 }) {

@@ -1,24 +1,17 @@
 //! What sets of instructions with one register a vector have in common: macros over each one's intrinsics.
 
-/// [`prefetch`] to the first-level cache.
-pub(super) const FIRST: i32 = 0;
-/// [`prefetch`] to the second-level cache.
-pub(super) const SECOND: i32 = 1;
-/// [`prefetch`] to write.
-pub(super) const WRITE: i32 = 2;
+/// What [`prefetch`] is for, as x86 numbers it: the first-level cache, the second-level one, or to write (PREFETCHW, as old as AVX2).
+pub(super) const FIRST: i32 = 3;
+pub(super) const SECOND: i32 = 2;
+pub(super) const WRITE: i32 = 7;
 
 /// Asks for the cache line that holds a value. The pointer may point anywhere.
 #[inline(always)]
 pub(super) fn prefetch<const TO: i32>(p: *const f32) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: a hint, which touches no memory that the program can observe. (ET0 is PREFETCHW, as old as AVX2.)
+    // SAFETY: a hint, which touches no memory that the program can observe.
     unsafe {
-        use std::arch::x86_64::{_MM_HINT_ET0, _MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
-        match TO {
-            FIRST => _mm_prefetch::<_MM_HINT_T0>(p.cast()),
-            SECOND => _mm_prefetch::<_MM_HINT_T1>(p.cast()),
-            _ => _mm_prefetch::<_MM_HINT_ET0>(p.cast()),
-        }
+        std::arch::x86_64::_mm_prefetch::<TO>(p.cast());
     }
     #[cfg(target_arch = "aarch64")]
     // SAFETY: the same.
@@ -39,10 +32,11 @@ pub(super) fn prefetch_lines<const TO: i32, T>(src: &[T]) {
     (0..bytes).step_by(64).chain(bytes.checked_sub(1)).for_each(|at| prefetch::<TO>(start.wrapping_add(at).cast()));
 }
 
-/// The micro-kernels of a set of instructions, its features and its masks given. What they are made of are constants and functions of its module:
-/// `L`, `MR`, `REDUCE_ROWS`, `MASKED`, `zero`, `load`, `load_part`, `store`, `store_part`, `add`, `mask`, and the product of cells.
+/// [`Simd`] of a set of instructions, given its features, its masks, the numbers of rows of its reductions, and what it says of cells. What the
+/// micro-kernels are made of are constants and functions of its module: `L`, `MR`, `MASKED`, `zero`, `load`, `load_part`, `store`, `store_part`, `add`,
+/// `mask`, and the product of cells.
 macro_rules! micro_kernels {
-    ($features:literal, $mask:ty, [$($sizes:literal)*] $most:literal) => {
+    ($set:ty, $features:literal, $mask:ty, [$($sizes:literal)*] $most:literal $(, $cells:ident)?) => {
         /// [`Simd::tile`] over `N` vectors of columns; with `PART` the last of them covers only the lanes of `last`, and unless right-hand rows are
         /// `WHOLE` vectors, only those are read of it. (Of more than `MASKED` vectors all are.)
         ///
@@ -141,131 +135,109 @@ macro_rules! micro_kernels {
             }
         }
 
-        /// [`Simd::tile`](super::Simd::tile).
-        ///
-        /// # Safety
-        /// The processor has the features.
-        #[inline(always)]
-        unsafe fn any_tile(mut t: Tile<'_, '_>) {
-            t.check(MR, L);
-            let vectors = t.cols.div_ceil(L);
-            let rest = t.cols - (vectors - 1) * L;
-            // SAFETY: the bounds were checked, and cols is (vectors - 1) * L + rest with 1 <= rest <= L.
-            unsafe {
-                let last = mask(rest);
-                match t.starts {
-                    Starts::Dense(depth) => match vectors {
-                        1 => tile::<1, true, false, true>(t, (0..depth).map(|k| k * L), last),
-                        2 => tile::<2, true, false, true>(t, (0..depth).map(|k| k * 2 * L), last),
-                        _ => tile::<3, true, false, true>(t, (0..depth).map(|k| k * 3 * L), last),
-                    },
-                    Starts::Table(offsets) if vectors > MASKED && offsets.max as usize + vectors * L > t.b.len() => {
-                        // The last columns of the last row of b: too few for so many whole vectors.
-                        any_tile(t.behind((vectors - 1) * L));
-                        t.cols = (vectors - 1) * L;
-                        any_tile(t);
-                    }
-                    Starts::Table(offsets) => {
-                        let starts = offsets.table.iter().map(|&start| start as usize);
-                        match (vectors, rest < L, t.prefetch) {
-                            (1, false, _) => tile::<1, false, false, false>(t, starts, last),
-                            (1, true, _) => tile::<1, true, false, false>(t, starts, last),
-                            (2, false, _) => tile::<2, false, false, false>(t, starts, last),
-                            (2, true, _) => tile::<2, true, false, false>(t, starts, last),
-                            (_, false, false) => tile::<3, false, false, false>(t, starts, last),
-                            (_, false, true) => tile::<3, false, true, false>(t, starts, last),
-                            (_, true, _) => tile::<3, true, false, false>(t, starts, last),
+        impl Simd for $set {
+            const MR: usize = MR;
+            const REDUCE_ROWS: usize = $most;
+            type Unit = ();
+
+            $($cells!();)?
+
+            #[inline(always)]
+            fn unit(self, _: usize, _: usize) {}
+            #[inline(always)]
+            fn tile(self, _: &mut (), mut t: Tile<'_, '_>) {
+                t.check(MR, L);
+                let vectors = t.cols.div_ceil(L);
+                let rest = t.cols - (vectors - 1) * L;
+                // SAFETY: `self` proves the features, the bounds were checked, and cols is (vectors - 1) * L + rest with 1 <= rest <= L.
+                unsafe {
+                    let last = mask(rest);
+                    match t.starts {
+                        Starts::Dense(depth) => match vectors {
+                            1 => tile::<1, true, false, true>(t, (0..depth).map(|k| k * L), last),
+                            2 => tile::<2, true, false, true>(t, (0..depth).map(|k| k * 2 * L), last),
+                            _ => tile::<3, true, false, true>(t, (0..depth).map(|k| k * 3 * L), last),
+                        },
+                        Starts::Table(offsets) if vectors > MASKED && offsets.max as usize + vectors * L > t.b.len() => {
+                            // The last columns of the last row of b: too few for so many whole vectors.
+                            self.tile(&mut (), t.behind((vectors - 1) * L));
+                            t.cols = (vectors - 1) * L;
+                            self.tile(&mut (), t);
+                        }
+                        Starts::Table(offsets) => {
+                            let starts = offsets.table.iter().map(|&start| start as usize);
+                            match (vectors, rest < L, t.prefetch) {
+                                (1, false, _) => tile::<1, false, false, false>(t, starts, last),
+                                (1, true, _) => tile::<1, true, false, false>(t, starts, last),
+                                (2, false, _) => tile::<2, false, false, false>(t, starts, last),
+                                (2, true, _) => tile::<2, true, false, false>(t, starts, last),
+                                (_, false, false) => tile::<3, false, false, false>(t, starts, last),
+                                (_, false, true) => tile::<3, false, true, false>(t, starts, last),
+                                (_, true, _) => tile::<3, true, false, false>(t, starts, last),
+                            }
                         }
                     }
                 }
             }
-        }
-
-        /// [`Simd::reduce_tile`](super::Simd::reduce_tile).
-        ///
-        /// # Safety
-        /// The processor has the features.
-        #[inline(always)]
-        unsafe fn any_reduce_tile(t: ReduceTile<'_>) {
-            t.check(L, REDUCE_ROWS, 1);
-            // SAFETY: the bounds were checked, and each arm's R and N are those of the tile.
-            unsafe { with_sizes!(t, [$($sizes)*] $most, self::reduce) }
+            #[inline(always)]
+            fn reduce_tile(self, _: &mut (), t: ReduceTile<'_>) {
+                t.check(L, $most, 1);
+                // SAFETY: `self` proves the features, the bounds were checked, and each arm's R and N are those of the tile.
+                unsafe { with_sizes!(t, [$($sizes)*] $most, self::reduce) }
+            }
         }
     };
 }
 
-/// The sizes and the methods of [`Simd`] that [`micro_kernels`] makes.
-macro_rules! multiplies {
-    () => {
-        const LANES: usize = L;
-        const MR: usize = MR;
-        const REDUCE_ROWS: usize = REDUCE_ROWS;
-        type Unit = ();
-
-        #[inline(always)]
-        fn unit(self, _: usize, _: usize) {}
-        #[inline(always)]
-        fn tile(self, _: &mut (), t: Tile<'_, '_>) {
-            // SAFETY: `self` proves the features.
-            unsafe { any_tile(t) }
-        }
-        #[inline(always)]
-        fn reduce_tile(self, _: &mut (), t: ReduceTile<'_>) {
-            // SAFETY: `self` proves the features.
-            unsafe { any_reduce_tile(t) }
-        }
-    };
-}
-
-/// Methods of [`Simd`] that are an intrinsic each, and those that move vectors, over functions of the module.
-macro_rules! vectors {
-    ($($name:ident($($argument:ident),*) = $intrinsic:expr;)*) => {
+/// Methods that may use what `self` proves: the features, and what they are given where they assert it. (A closure in them would not have the features.)
+macro_rules! proved {
+    ($(fn $name:ident($($argument:ident: $type:ty),*) $(-> $out:ty)? $body:block)*) => {
         $(
             #[inline(always)]
-            fn $name(self, $($argument: Self::V),*) -> Self::V {
+            fn $name(self, $($argument: $type),*) $(-> $out)? {
                 // SAFETY: `self` proves the features.
-                unsafe { $intrinsic($($argument),*) }
+                unsafe { $body }
             }
         )*
-        #[inline(always)]
-        fn splat(self, x: f32) -> Self::V {
-            // SAFETY: `self` proves the features.
-            unsafe { splat(x) }
+    };
+}
+
+/// Methods of [`Vectors`] that are an intrinsic each, and those that move vectors, over functions of the module.
+macro_rules! vectors {
+    ($($name:ident($($argument:ident),*) = $intrinsic:expr;)*) => {
+        const LANES: usize = L;
+
+        proved! {
+            $(fn $name($($argument: Self::V),*) -> Self::V {
+                $intrinsic($($argument),*)
+            })*
+            fn splat(x: f32) -> Self::V {
+                splat(x)
+            }
+            fn load(src: &[f32]) -> Self::V {
+                assert!(src.len() >= L);
+                load(src.as_ptr())
+            }
+            fn load_part(src: &[f32], n: usize) -> Self::V {
+                assert!(n <= L && n <= src.len());
+                load_part(src.as_ptr(), mask(n))
+            }
+            fn store(v: Self::V, dst: &mut [f32]) {
+                assert!(dst.len() >= L);
+                store(dst.as_mut_ptr(), v)
+            }
+            fn store_part(v: Self::V, dst: &mut [f32], n: usize) {
+                assert!(n <= L && n <= dst.len());
+                store_part(dst.as_mut_ptr(), mask(n), v)
+            }
+            fn transpose(src: &[f32], src_stride: usize, rows: usize, cols: usize, dst: &mut [f32], dst_stride: usize) {
+                transpose(src, src_stride, rows, cols, dst, dst_stride)
+            }
+            fn transpose_rows(src: &[f32], src_stride: usize, rows: usize, dst: &mut [&mut [f32]], at: usize) {
+                transpose_rows(src, src_stride, rows, dst, at)
+            }
         }
-        #[inline(always)]
-        fn load(self, src: &[f32]) -> Self::V {
-            assert!(src.len() >= L);
-            // SAFETY: L values, just asserted.
-            unsafe { load(src.as_ptr()) }
-        }
-        #[inline(always)]
-        fn load_part(self, src: &[f32], n: usize) -> Self::V {
-            assert!(n <= L && n <= src.len());
-            // SAFETY: the mask selects n values, which are there.
-            unsafe { load_part(src.as_ptr(), mask(n)) }
-        }
-        #[inline(always)]
-        fn store(self, v: Self::V, dst: &mut [f32]) {
-            assert!(dst.len() >= L);
-            // SAFETY: L values, just asserted.
-            unsafe { store(dst.as_mut_ptr(), v) }
-        }
-        #[inline(always)]
-        fn store_part(self, v: Self::V, dst: &mut [f32], n: usize) {
-            assert!(n <= L && n <= dst.len());
-            // SAFETY: the mask selects n values, which are there.
-            unsafe { store_part(dst.as_mut_ptr(), mask(n), v) }
-        }
-        #[inline(always)]
-        fn transpose(self, src: &[f32], src_stride: usize, rows: usize, cols: usize, dst: &mut [f32], dst_stride: usize) {
-            // SAFETY: `self` proves the features.
-            unsafe { transpose(src, src_stride, rows, cols, dst, dst_stride) }
-        }
-        #[inline(always)]
-        fn transpose_rows(self, src: &[f32], src_stride: usize, rows: usize, dst: &mut [&mut [f32]], at: usize) {
-            // SAFETY: `self` proves the features.
-            unsafe { transpose_rows(src, src_stride, rows, dst, at) }
-        }
+
         #[inline(always)]
         fn prefetch<T>(self, src: &[T], write: bool) {
             if write { prefetch_lines::<WRITE, T>(src) } else { prefetch_lines::<SECOND, T>(src) }
@@ -273,12 +245,12 @@ macro_rules! vectors {
     };
 }
 
-/// [`Simd::transpose`] and [`Simd::transpose_rows`] from the transpose of a square of vectors.
+/// [`Vectors::transpose`] and [`Vectors::transpose_rows`] from the transpose of a square of vectors.
 macro_rules! transposes {
     ($features:literal, $square:ident, [$low:expr, $high:expr]) => {
         transposes!($features, $square);
 
-        /// [`Simd::transpose_half`]: two squares beside each other are one of which a column is a half of two.
+        /// [`Vectors::transpose_half`]: two squares beside each other are one of which a column is a half of two.
         #[target_feature(enable = $features)]
         fn transpose_half(src: &[f32], src_stride: usize, dst: &mut [f32]) {
             assert!(end(L / 2, src_stride, 2 * L) <= src.len() && L * L <= dst.len());
@@ -345,4 +317,29 @@ macro_rules! transposes {
     };
 }
 
-pub(super) use {micro_kernels, multiplies, transposes, vectors};
+/// How a module with a set of instructions is entered: whether the processor has these features, and a task in a function compiled for them. Where more
+/// has to be asked, the module says itself what is `available`.
+#[cfg(target_arch = "x86_64")]
+macro_rules! entrance {
+    ([$($feature:tt)*], $proof:expr) => {
+        pub fn available() -> bool {
+            $(is_x86_feature_detected!($feature))&&*
+        }
+        entrance!(once available [$($feature)*], $proof);
+    };
+    (once available [$($feature:tt)*], $proof:expr) => {
+        pub fn run<Out, T: Task<Out>>(task: T) -> Out {
+            #[target_feature($(enable = $feature),*)]
+            fn inner<Out, T: Task<Out>, S: Simd>(task: T, simd: S) -> Out {
+                task.run(simd)
+            }
+            assert!(available());
+            // SAFETY: what the proof stands for was found on the line above.
+            unsafe { inner(task, $proof) }
+        }
+    };
+}
+
+#[cfg(target_arch = "x86_64")]
+pub(super) use entrance;
+pub(super) use {micro_kernels, proved, transposes, vectors};

@@ -9,108 +9,83 @@
 //! Scratch: per thread the transformed input of a group, part of a cache or one row of
 //! tiles (shared: less than [`FEW_TILES`] tiles per thread), its products with two vectors of output channels, and a few rows of pixels.
 
+use std::ops::Range;
+
 use rayon::prelude::*;
 
 use super::super::machine::{FEW_TILES, machine};
 use super::super::scratch;
 use super::super::shape::Epilogue;
 use super::super::simd::{self, Level, Simd, Task};
-use super::input::{self, Input};
-use super::output::{self, Output, output_row};
+use super::input::{self, Transform};
+use super::output::{Output, output_row};
 use super::product::{Product, over_channels};
 use super::tiling::{Layout, POINTS, Tiling, pairs, split};
 
-/// Convolves `x` with filters that [`filter::transform_all`](super::filter::transform_all) transformed for this level; writes all of `out`, of which there is some.
+/// Convolves `x` with filters that were [transformed](super::filter::Filters::transformed) for this level; writes all of `out`, of which there is some.
 pub fn convolve(level: Level, tiling: &Tiling, filters: &[f32], x: &[f32], epilogue: Epilogue<'_>, out: &mut [f32]) {
     let lanes = level.form().lanes;
     let threads = rayon::current_num_threads();
     let blocks = tiling.shape.in_channels.div_ceil(lanes);
     let vectors = tiling.shape.out_channels.div_ceil(lanes);
-    let filter_layout = Layout::new(blocks * lanes, lanes);
 
-    let Division { shared, groups, parts } = Division::new(tiling, lanes, threads, machine().group_bytes());
-    let groups: Vec<(usize, usize)> = split(0, tiling.rows(), groups).map(|(first, len)| (first, first + len)).collect();
-    let parts: Vec<(usize, usize)> = split(0, vectors, parts).map(|(first, len)| (first, first + len)).collect();
+    let (shared, groups, parts) = divide(tiling, lanes, threads, machine().group_bytes());
+    let groups: Vec<Range<usize>> = split(0..tiling.rows(), groups).collect();
+    let parts: Vec<Range<usize>> = split(0..vectors, parts).collect();
 
-    let task = |(group, part): (usize, usize), planes| Multiply {
-        tiling,
-        rows: groups[group],
-        vectors: parts[part],
-        blocks,
-        filters,
-        filter_layout,
-        epilogue,
-        source: Source::Image(x),
-        planes,
+    let run = |((group, part), planes): Piece<'_>, source| {
+        let (rows, vectors) = (groups[group].clone(), parts[part].clone());
+        simd::run(level, Multiply { tiling, rows, vectors, filters, epilogue, source, planes });
     };
-    let planes = distribute(tiling, &groups, &parts, lanes, out);
-    if shared {
-        let layouts: Vec<Layout> = groups.iter().map(|g| Layout::new((g.1 - g.0) * tiling.across, lanes)).collect();
-        let block = layouts.iter().map(|l| l.block()).max().unwrap_or(0);
-        let mut v = scratch::take(groups.len() * blocks * block);
-        v.par_chunks_exact_mut(block).enumerate().with_max_len(1).for_each(|(i, out)| {
-            let (group, block) = (i / blocks, i % blocks);
-            let pixels = &mut scratch::take(input::scratch_len(tiling.shape.width, lanes));
-            simd::run(level, Input { tiling, x, block, rows: groups[group], layout: layouts[group], pixels, out });
-        });
-        let v = &*v;
-        planes.into_par_iter().with_max_len(1).for_each(|(at, planes)| {
-            let source = Source::Shared(&v[at.0 * blocks * block..][..blocks * block], layouts[at.0], block);
-            simd::run(level, Multiply { source, ..task(at, planes) });
-        });
-    } else {
-        planes.into_par_iter().with_max_len(1).for_each(|(at, planes)| simd::run(level, task(at, planes)));
+    let pieces = distribute(tiling, &groups, &parts, lanes, out).into_par_iter().with_max_len(1);
+    if !shared {
+        return pieces.for_each(|piece| run(piece, Source::Image(x)));
     }
+    let layout = |rows: &Range<usize>| Layout::new(rows.len() * tiling.across, lanes);
+    let stride = groups.iter().map(|rows| layout(rows).block()).max().unwrap_or(0);
+    let mut v = scratch::take(groups.len() * blocks * stride);
+    v.par_chunks_exact_mut(stride).enumerate().with_max_len(1).for_each(|(i, out)| {
+        let (rows, block) = (groups[i / blocks].clone(), i % blocks);
+        let pixels = &mut scratch::take(input::scratch_len(tiling.shape.width, lanes));
+        simd::run(level, Transform { tiling, values: x, block, layout: layout(&rows), rows, pixels, out });
+    });
+    let v = &*v;
+    pieces.for_each(|piece| {
+        let group = &v[piece.0.0 * blocks * stride..][..blocks * stride];
+        run(piece, Source::Shared(group, stride));
+    });
 }
 
-/// How the work is cut up.
-#[derive(Clone, Copy, Debug)]
-struct Division {
-    /// Whether all tasks share the transformed input of a group.
-    shared: bool,
-    /// Groups of tile rows.
-    groups: usize,
-    /// Parts of the output channels.
-    parts: usize,
-}
-
-impl Division {
-    fn new(tiling: &Tiling, lanes: usize, threads: usize, group_bytes: usize) -> Self {
-        let (blocks, vectors) = (tiling.shape.in_channels.div_ceil(lanes), tiling.shape.out_channels.div_ceil(lanes));
-        let rows = tiling.rows();
-        let shared = rows * tiling.across < FEW_TILES * threads;
-        let tile_bytes = blocks * lanes * POINTS * size_of::<f32>();
-        let fitting = (group_bytes / (tile_bytes * tiling.across)).max(1);
-        if !shared {
-            return Self { shared, groups: rows.div_ceil(fitting).next_multiple_of(threads).min(rows), parts: 1 };
-        }
-        // Two tasks per thread, if dividing the output channels does not give as many.
-        let groups = (2 * threads).div_ceil(vectors.div_ceil(2)).max(rows.div_ceil(4 * fitting)).min(rows);
-        // With few tiles enough parts for every thread.
-        Self { shared, groups, parts: threads.div_ceil(groups).max(vectors.div_ceil(2)).min(vectors) }
+/// Whether all tasks share the transformed input of a group; the groups of tile rows, and the parts of the output channels.
+fn divide(tiling: &Tiling, lanes: usize, threads: usize, group_bytes: usize) -> (bool, usize, usize) {
+    let (blocks, vectors) = (tiling.shape.in_channels.div_ceil(lanes), tiling.shape.out_channels.div_ceil(lanes));
+    let rows = tiling.rows();
+    let shared = rows * tiling.across < FEW_TILES * threads;
+    let tile_bytes = blocks * lanes * POINTS * size_of::<f32>();
+    let fitting = (group_bytes / (tile_bytes * tiling.across)).max(1);
+    if !shared {
+        return (shared, rows.div_ceil(fitting).next_multiple_of(threads).min(rows), 1);
     }
+    // Two tasks per thread, if dividing the output channels does not give as many.
+    let groups = (2 * threads).div_ceil(vectors.div_ceil(2)).max(rows.div_ceil(4 * fitting)).min(rows);
+    // With few tiles enough parts for every thread.
+    (shared, groups, threads.div_ceil(groups).max(vectors.div_ceil(2)).min(vectors))
 }
 
 /// (group, part) and the pieces of the output that belong to it.
 type Piece<'a> = ((usize, usize), Vec<&'a mut [f32]>);
 
 /// Cuts the output into the pieces of channels that each group and part writes: by image, then by channel.
-fn distribute<'a>(
-    tiling: &Tiling,
-    groups: &[(usize, usize)],
-    parts: &[(usize, usize)],
-    lanes: usize,
-    out: &'a mut [f32],
-) -> Vec<Piece<'a>> {
+fn distribute<'a>(tiling: &Tiling, groups: &[Range<usize>], parts: &[Range<usize>], lanes: usize, out: &'a mut [f32]) -> Vec<Piece<'a>> {
     let mut pieces: Vec<Piece<'a>> = (0..groups.len()).flat_map(|g| (0..parts.len()).map(move |p| ((g, p), Vec::new()))).collect();
     let mut planes = out.chunks_exact_mut(tiling.out_height * tiling.out_width);
     for image in 0..tiling.shape.batch {
         let (start, end) = (image * tiling.down, (image + 1) * tiling.down);
-        let touching = groups.iter().enumerate().filter(|(_, g)| g.0 < end && start < g.1);
+        let touching = groups.iter().enumerate().filter(|(_, g)| g.start < end && start < g.end);
         for (p, part) in parts.iter().enumerate() {
-            for mut plane in planes.by_ref().take((part.1 * lanes).min(tiling.shape.out_channels) - part.0 * lanes) {
+            for mut plane in planes.by_ref().take((part.end * lanes).min(tiling.shape.out_channels) - part.start * lanes) {
                 for (g, group) in touching.clone() {
-                    let rows = group.1.min(end) - group.0.max(start);
+                    let rows = group.end.min(end) - group.start.max(start);
                     let len = (rows * 4 * tiling.out_width).min(plane.len());
                     let (piece, rest) = plane.split_at_mut(len);
                     pieces[g * parts.len() + p].1.push(piece);
@@ -127,19 +102,15 @@ enum Source<'a> {
     /// From the images, by the task itself.
     Image(&'a [f32]),
     /// From what is shared: its blocks, and the stride between them.
-    Shared(&'a [f32], Layout, usize),
+    Shared(&'a [f32], usize),
 }
 
-/// Products and inverse transforms of a group of tile rows for some of the output channels.
+/// Products and inverse transforms of a group of tile rows for some vectors of output channels.
 struct Multiply<'a> {
     tiling: &'a Tiling,
-    rows: (usize, usize),
-    /// The vectors of output channels.
-    vectors: (usize, usize),
-    /// Blocks of input channels.
-    blocks: usize,
+    rows: Range<usize>,
+    vectors: Range<usize>,
     filters: &'a [f32],
-    filter_layout: Layout,
     epilogue: Epilogue<'a>,
     source: Source<'a>,
     /// The pieces to write, by image and channel.
@@ -147,28 +118,21 @@ struct Multiply<'a> {
 }
 
 impl Multiply<'_> {
+    /// Of blocks of transformed input `a_block` apart.
     #[inline(always)]
-    fn multiply<S: Simd>(&mut self, s: S, v: &[f32], layout: Layout, block: usize) {
+    fn multiply<S: Simd>(&mut self, s: S, v: &[f32], layout: Layout, a_block: usize) {
         let l = S::LANES;
         let t = self.tiling;
-        let tiles = (self.rows.1 - self.rows.0) * t.across;
-        let mut m = scratch::take(2.min(self.vectors.1 - self.vectors.0) * layout.block());
-        let mut pixels = scratch::take(output::scratch_len(t.out_width, l));
-        for (vector, vectors) in pairs(self.vectors.0, self.vectors.1) {
-            let filters = &self.filters[vector * self.filter_layout.block()..];
+        let (tiles, blocks) = (self.rows.len() * t.across, t.shape.in_channels.div_ceil(l));
+        let filter_layout = Layout::new(blocks * l, l);
+        let mut m = scratch::take(2.min(self.vectors.len()) * layout.block());
+        let mut pixels = scratch::take(4 * t.out_width * l);
+        for (vector, vectors) in pairs(self.vectors.clone()) {
+            let filters = &self.filters[vector * filter_layout.block()..];
             for point in 0..POINTS {
-                let product = Product {
-                    a: &v[point * layout.point..],
-                    a_block: block,
-                    b: &filters[point * self.filter_layout.point..],
-                    b_vector: self.filter_layout.block(),
-                    c: &mut m[point * layout.point..],
-                    c_vector: layout.block(),
-                    vectors,
-                    tiles,
-                    blocks: self.blocks,
-                };
-                over_channels(s, product);
+                let (a, b) = (&v[point * layout.point..], &filters[point * filter_layout.point..]);
+                let (c, b_vector, c_vector) = (&mut m[point * layout.point..], filter_layout.block(), layout.block());
+                over_channels(s, Product { a, a_block, b, b_vector, c, c_vector, vectors, tiles, blocks });
             }
             for i in 0..vectors {
                 self.output(s, vector + i, &m[i * layout.block()..], layout, &mut pixels);
@@ -183,14 +147,14 @@ impl Multiply<'_> {
         let t = self.tiling;
         let first = vector * l;
         let count = l.min(t.shape.out_channels - first);
-        let channels = (self.vectors.1 * l).min(t.shape.out_channels) - self.vectors.0 * l;
+        let channels = (self.vectors.end * l).min(t.shape.out_channels) - self.vectors.start * l;
         let bias = match self.epilogue.bias {
             Some(bias) => s.load_part(&bias[first..], count),
             None => s.zero(),
         };
         let mut tile = 0;
-        for (i, (_, top, bottom)) in t.segments(self.rows).enumerate() {
-            let planes = &mut self.planes[i * channels + first - self.vectors.0 * l..][..count];
+        for (i, (_, top, bottom)) in t.segments(self.rows.clone()).enumerate() {
+            let planes = &mut self.planes[i * channels + first - self.vectors.start * l..][..count];
             for row in top..bottom {
                 let o = Output { tiling: t, m: &m[tile * l..], layout, bias, silu: self.epilogue.silu };
                 output_row(s, o, row, planes, (row - top) * 4 * t.out_width, pixels);
@@ -201,19 +165,17 @@ impl Multiply<'_> {
 }
 
 impl Task for Multiply<'_> {
-    type Out = ();
-
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
-        let (tiling, rows) = (self.tiling, self.rows);
+        let (tiling, rows) = (self.tiling, self.rows.clone());
+        let layout = Layout::new(rows.len() * tiling.across, S::LANES);
         match self.source {
-            Source::Shared(v, layout, block) => self.multiply(s, v, layout, block),
-            Source::Image(x) => {
-                let layout = Layout::new((rows.1 - rows.0) * tiling.across, S::LANES);
-                let mut v = scratch::take(self.blocks * layout.block());
+            Source::Shared(v, block) => self.multiply(s, v, layout, block),
+            Source::Image(values) => {
+                let mut v = scratch::take(tiling.shape.in_channels.div_ceil(S::LANES) * layout.block());
                 let mut pixels = scratch::take(input::scratch_len(tiling.shape.width, S::LANES));
                 for (block, out) in v.chunks_exact_mut(layout.block()).enumerate() {
-                    Input { tiling, x, block, rows, layout, pixels: &mut pixels, out }.run(s);
+                    Transform { tiling, values, block, rows: rows.clone(), layout, pixels: &mut pixels, out }.run(s);
                 }
                 self.multiply(s, &v, layout, layout.block());
             }
@@ -245,7 +207,7 @@ mod tests {
             };
             let (tiling, lanes) = (Tiling::new(&shape), 16);
             for threads in [1, 2, 16, 64] {
-                let Division { groups, parts, .. } = Division::new(&tiling, lanes, threads, 450 << 10);
+                let (_, groups, parts) = divide(&tiling, lanes, threads, 450 << 10);
                 // The smallest layer has 100 tiles.
                 let wanted = threads.min(tiling.rows() * tiling.across / 3);
                 assert!(groups * parts >= wanted, "{groups} by {parts} tasks for {threads} threads, {shape:?}");

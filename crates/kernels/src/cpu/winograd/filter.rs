@@ -6,7 +6,7 @@
 
 use rayon::prelude::*;
 
-use super::super::scratch;
+use super::super::scratch::{self, Buffer};
 use super::super::simd::{self, Level, Simd, Task};
 use super::tiling::{Layout, POINTS};
 use super::transform;
@@ -15,53 +15,34 @@ use super::transform;
 #[derive(Clone, Copy)]
 pub struct Filters<'a> {
     pub w: &'a [f32],
-    pub out_channels: usize,
-    pub in_channels: usize,
+    /// Channels of the convolution's input, and of its output.
+    pub reduced: usize,
+    pub produced: usize,
     /// Whether to reduce over `co` (gradient of the input) instead of `ci`.
     pub transposed: bool,
 }
 
 impl Filters<'_> {
-    /// Channels of the convolution's input: those reduced over.
-    pub fn reduced(&self) -> usize {
-        if self.transposed { self.out_channels } else { self.in_channels }
+    /// Transforms the filters, for each vector of produced channels to `[point][reduced channel, padded][LANES]`: about 4 times the weights.
+    pub fn transformed(self, level: Level, room: fn(usize) -> Buffer) -> Buffer {
+        let lanes = level.form().lanes;
+        let (blocks, vectors) = (self.reduced.div_ceil(lanes), self.produced.div_ceil(lanes));
+        let (padded, channels) = (blocks * lanes, blocks_per_task(blocks, vectors, rayon::current_num_threads()) * lanes);
+        let layout = Layout::new(padded, lanes);
+        let mut transformed = room(vectors * layout.block());
+        let mut tasks = Vec::new();
+        for (vector, out) in transformed.chunks_exact_mut(layout.block()).enumerate() {
+            let of_vector = tasks.len();
+            let parts = (0..padded).step_by(channels);
+            tasks.extend(parts.map(|first| Forward { filters: self, vector, first, points: Vec::with_capacity(POINTS) }));
+            for point in out.chunks_exact_mut(layout.point) {
+                let parts = point[..padded * lanes].chunks_mut(channels * lanes);
+                parts.zip(&mut tasks[of_vector..]).for_each(|(part, task)| task.points.push(part));
+            }
+        }
+        tasks.into_par_iter().with_max_len(1).for_each(|task| simd::run(level, task));
+        transformed
     }
-
-    /// Channels of the convolution's output.
-    pub fn produced(&self) -> usize {
-        if self.transposed { self.in_channels } else { self.out_channels }
-    }
-}
-
-/// Transforms filters of one vector of produced channels to `[point][reduced channel, padded][LANES]`.
-pub struct Forward<'a, 'b> {
-    pub filters: Filters<'a>,
-    /// Which vector of produced channels.
-    pub vector: usize,
-    /// The first of the reduced channels, a multiple of `LANES`.
-    pub first: usize,
-    /// For each point the channels from there on.
-    pub points: Vec<&'b mut [f32]>,
-}
-
-/// Floats of the transformed filters, about 4 times the weights.
-pub fn transformed_len(level: Level, filters: Filters<'_>) -> usize {
-    let lanes = level.form().lanes;
-    filters.produced().div_ceil(lanes) * layout(filters, lanes).block()
-}
-
-/// Transforms the filters, for each vector of produced channels to `[point][reduced channel, padded][LANES]`.
-pub fn transform_all(level: Level, filters: Filters<'_>, transformed: &mut [f32]) {
-    let lanes = level.form().lanes;
-    let (blocks, vectors) = (filters.reduced().div_ceil(lanes), filters.produced().div_ceil(lanes));
-    let channels = blocks_per_task(blocks, vectors, rayon::current_num_threads()) * lanes;
-    let tasks = forward_tasks(filters, layout(filters, lanes), channels, lanes, transformed);
-    tasks.into_par_iter().with_max_len(1).for_each(|task| simd::run(level, task));
-}
-
-/// Of the transformed filters of one vector of produced channels.
-fn layout(filters: Filters<'_>, lanes: usize) -> Layout {
-    Layout::new(filters.reduced().next_multiple_of(lanes), lanes)
 }
 
 /// How many blocks of reduced channels a task transforms the filters of: all, or fewer if the vectors of produced channels are not two for every
@@ -70,62 +51,46 @@ fn blocks_per_task(blocks: usize, vectors: usize, threads: usize) -> usize {
     blocks.div_ceil((2 * threads).div_ceil(vectors))
 }
 
-/// Cuts `transformed`, for each vector `[point][reduced channel, padded][LANES]`, into tasks of up to `channels` reduced channels.
-fn forward_tasks<'a, 'b>(
+/// Transforms some filters of one vector of produced channels.
+struct Forward<'a> {
     filters: Filters<'a>,
-    layout: Layout,
-    channels: usize,
-    lanes: usize,
-    transformed: &'b mut [f32],
-) -> Vec<Forward<'a, 'b>> {
-    let padded = filters.reduced().next_multiple_of(lanes);
-    let mut tasks = Vec::new();
-    for (vector, out) in transformed.chunks_exact_mut(layout.block()).enumerate() {
-        let of_vector = tasks.len();
-        let parts = (0..padded).step_by(channels);
-        tasks.extend(parts.map(|first| Forward { filters, vector, first, points: Vec::with_capacity(POINTS) }));
-        for point in out.chunks_exact_mut(layout.point) {
-            let parts = point[..padded * lanes].chunks_mut(channels * lanes);
-            parts.zip(&mut tasks[of_vector..]).for_each(|(part, task)| task.points.push(part));
-        }
-    }
-    tasks
+    vector: usize,
+    /// The first of the reduced channels, a multiple of `LANES`.
+    first: usize,
+    /// For each point the channels from there on.
+    points: Vec<&'a mut [f32]>,
 }
 
-impl Task for Forward<'_, '_> {
-    type Out = ();
-
+impl Task for Forward<'_> {
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
         let l = S::LANES;
         let f = self.filters;
-        let end = f.reduced().min(self.first + self.points[0].len() / l);
+        let end = f.reduced.min(self.first + self.points[0].len() / l);
         let first = self.vector * l;
-        let lanes = l.min(f.produced() - first);
+        let lanes = l.min(f.produced - first);
         let mut taps = scratch::take(9 * l * l);
         for block in (self.first..end).step_by(l) {
             let channels = l.min(end - block);
             if f.transposed {
                 for k in 0..channels {
-                    let rows = &f.w[((block + k) * f.in_channels + first) * 9..];
+                    let rows = &f.w[((block + k) * f.produced + first) * 9..];
                     for tap in (0..9).step_by(l) {
                         s.transpose(&rows[tap..], 9, lanes, l.min(9 - tap), &mut taps[(k * 9 + tap) * l..], l);
                     }
                 }
             } else {
-                let rows = &f.w[(first * f.in_channels + block) * 9..];
+                let rows = &f.w[(first * f.reduced + block) * 9..];
                 for tap in (0..9 * channels).step_by(l) {
-                    s.transpose(&rows[tap..], f.in_channels * 9, lanes, l.min(9 * channels - tap), &mut taps[tap * l..], l);
+                    s.transpose(&rows[tap..], f.reduced * 9, lanes, l.min(9 * channels - tap), &mut taps[tap * l..], l);
                 }
             }
             for k in 0..channels {
                 transform_one(s, &taps[k * 9 * l..][..9 * l], f.transposed, &mut self.points, (block - self.first + k) * l);
             }
             // The products run over whole blocks of channels.
-            for k in channels..l {
-                for point in &mut self.points {
-                    point[(block - self.first + k) * l..][..l].fill(0.0);
-                }
+            for point in &mut self.points {
+                point[(block - self.first) * l..][channels * l..l * l].fill(0.0);
             }
         }
     }
@@ -165,8 +130,6 @@ pub struct Gradient<'a, 'b> {
 }
 
 impl Task for Gradient<'_, '_> {
-    type Out = ();
-
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
         let l = S::LANES;
@@ -200,11 +163,8 @@ fn gradient_one<S: Simd>(s: S, sums: &[&[f32]], at: usize, layout: Layout, taps:
         *h = transform::filter_gradient(s, u);
     }
     for row in 0..3 {
-        let mut u = [s.zero(); 6];
-        for (v, h) in u.iter_mut().zip(&half) {
-            *v = h[row];
-        }
-        let g = transform::filter_gradient(s, u);
+        let [a, b, c, d, e, f] = &half;
+        let g = transform::filter_gradient(s, [a[row], b[row], c[row], d[row], e[row], f[row]]);
         for (column, &v) in g.iter().enumerate() {
             s.store(v, &mut taps[(row * 3 + column) * l..]);
         }

@@ -8,6 +8,8 @@
 //! columns already transformed vertically stay in a ring of eight, so that no pixel is transposed and no column transformed twice:
 //! a tile costs 4 + 6 one-dimensional transforms instead of 12.
 
+use std::ops::Range;
+
 use super::super::simd::{Simd, Task};
 use super::tiling::{Layout, Tiling};
 use super::transform;
@@ -43,28 +45,22 @@ impl<'a> Image<'a> {
         let before = (first as isize - start) as usize;
         out[..before * l].fill(0.0);
         out[(before + end - first) * l..len * l].fill(0.0);
-        let mut block = first;
-        let mut len = to_aligned(&self.channels[first..], l);
-        while block < end {
-            len = len.min(end - block);
-            let out = &mut out[(before + block - first) * l..];
-            s.transpose(&self.channels[block..], self.pixels, self.count, len, out, l);
-            block += len;
-            len = l;
+        for (at, len) in aligned(&self.channels[first..end], l) {
+            s.transpose(&self.channels[first + at..], self.pixels, self.count, len, &mut out[(before + at) * l..], l);
         }
     }
 }
 
-/// How many values of `data` to treat first for the rest to begin on a vector boundary: 1 to `lanes`.
+/// Cuts `data` into runs of up to `lanes` values that, but for the first, begin on a vector boundary: (start, length).
 ///
 /// A vector that straddles two cache lines needs both, and the next needs one of them again: by then it may be gone if the channels lie
 /// a multiple of 4096 bytes apart, as those of 160x160 pixels do.
 #[inline(always)]
-pub fn to_aligned(data: &[f32], lanes: usize) -> usize {
-    match data.as_ptr().align_offset(lanes * size_of::<f32>()) {
-        n if 0 < n && n < lanes => n,
-        _ => lanes,
-    }
+pub fn aligned(data: &[f32], lanes: usize) -> impl Iterator<Item = (usize, usize)> + use<> {
+    let (len, odd) = (data.len(), data.as_ptr().align_offset(lanes * size_of::<f32>()));
+    let first = if 0 < odd && odd < lanes { odd } else { lanes };
+    let starts = std::iter::once(0).chain((first..len).step_by(lanes));
+    starts.map(move |start| (start, if start == 0 { first } else { lanes }.min(len - start)))
 }
 
 /// Floats of pixel scratch that the tasks below need.
@@ -77,21 +73,20 @@ fn strip_len(width: usize, lanes: usize) -> usize {
     (4 * width + lanes) * lanes
 }
 
-/// Transforms one block of input channels of the tile rows `first..end`.
-pub struct Input<'a> {
+/// Transforms one block of channels of some rows of tiles: as a task those of the input.
+pub struct Transform<'a> {
     pub tiling: &'a Tiling,
-    pub x: &'a [f32],
+    /// The input, or the output's gradient.
+    pub values: &'a [f32],
     pub block: usize,
-    pub rows: (usize, usize),
+    pub rows: Range<usize>,
     /// Of `out`, over the tiles of the rows.
     pub layout: Layout,
     pub pixels: &'a mut [f32],
     pub out: &'a mut [f32],
 }
 
-impl Task for Input<'_> {
-    type Out = ();
-
+impl Task for Transform<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let l = S::LANES;
@@ -99,7 +94,7 @@ impl Task for Input<'_> {
         let (mut upper, mut lower) = self.pixels.split_at_mut(strip_len(t.shape.width, l));
         let mut tile = 0;
         for (image, top, bottom) in t.segments(self.rows) {
-            let image = Image::new(self.x, t.shape.in_channels, t.shape.height * t.shape.width, image, self.block, l);
+            let image = Image::new(self.values, t.shape.in_channels, t.shape.height * t.shape.width, image, self.block, l);
             let start = |row: usize| (4 * row as isize - t.shape.padding[0] as isize) * t.shape.width as isize;
             image.transpose(s, start(top), 4 * t.shape.width, upper);
             for row in top..bottom {
@@ -109,6 +104,24 @@ impl Task for Input<'_> {
                 input_row(s, t, upper, lower, self.layout, &mut self.out[tile * l..]);
                 tile += t.across;
                 std::mem::swap(&mut upper, &mut lower);
+            }
+        }
+    }
+}
+
+impl Transform<'_> {
+    /// The task for the output's gradient.
+    #[inline(always)]
+    pub fn gradient<S: Simd>(self, s: S) {
+        let l = S::LANES;
+        let t = self.tiling;
+        let mut tile = 0;
+        for (image, top, bottom) in t.segments(self.rows) {
+            let image = Image::new(self.values, t.shape.out_channels, t.out_height * t.out_width, image, self.block, l);
+            for row in top..bottom {
+                image.transpose(s, (4 * row * t.out_width) as isize, 4 * t.out_width, self.pixels);
+                gradient_row(s, t, self.pixels, self.layout, &mut self.out[tile * l..]);
+                tile += t.across;
             }
         }
     }
@@ -147,37 +160,6 @@ fn input_row<S: Simd>(s: S, t: &Tiling, upper: &[f32], lower: &[f32], layout: La
             let points = transform::input(s, d);
             for (j, &v) in points.iter().enumerate() {
                 s.store(v, &mut out[(i * 6 + j) * layout.point + tile * l..][..l]);
-            }
-        }
-    }
-}
-
-/// Transforms one block of channels of the output's gradient, of the tile rows `first..end`, for the gradient of the weights.
-pub struct OutputGradient<'a> {
-    pub tiling: &'a Tiling,
-    pub dy: &'a [f32],
-    pub block: usize,
-    pub rows: (usize, usize),
-    /// Of `out`, over the tiles of the rows.
-    pub layout: Layout,
-    pub pixels: &'a mut [f32],
-    pub out: &'a mut [f32],
-}
-
-impl Task for OutputGradient<'_> {
-    type Out = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        let l = S::LANES;
-        let t = self.tiling;
-        let mut tile = 0;
-        for (image, top, bottom) in t.segments(self.rows) {
-            let image = Image::new(self.dy, t.shape.out_channels, t.out_height * t.out_width, image, self.block, l);
-            for row in top..bottom {
-                image.transpose(s, (4 * row * t.out_width) as isize, 4 * t.out_width, self.pixels);
-                gradient_row(s, t, self.pixels, self.layout, &mut self.out[tile * l..]);
-                tile += t.across;
             }
         }
     }

@@ -42,13 +42,7 @@ pub use weights::weight_grad;
 
 /// Filters transformed for the forward pass, of any batch and size of image.
 pub fn prepare(level: Level, shape: &ConvShape, w: &[f32], room: fn(usize) -> Buffer) -> Buffer {
-    transformed(level, filters(shape, w), room)
-}
-
-fn transformed(level: Level, filters: Filters<'_>, room: fn(usize) -> Buffer) -> Buffer {
-    let mut transformed = room(filter::transformed_len(level, filters));
-    filter::transform_all(level, filters, &mut transformed);
-    transformed
+    Filters { w, reduced: shape.in_channels, produced: shape.out_channels, transposed: false }.transformed(level, room)
 }
 
 /// The forward pass with filters that [`prepare`] transformed for this level.
@@ -56,12 +50,8 @@ pub fn forward(level: Level, shape: &ConvShape, transformed: &[f32], x: &[f32], 
     convolve::convolve(level, &Tiling::new(shape), transformed, x, epilogue, out);
 }
 
-fn filters<'a>(shape: &ConvShape, w: &'a [f32]) -> Filters<'a> {
-    Filters { w, out_channels: shape.out_channels, in_channels: shape.in_channels, transposed: false }
-}
-
 pub fn data_grad(shape: &ConvShape, dy: &[f32], w: &[f32], dx: &mut [f32]) {
-    let filters = Filters { transposed: true, ..filters(shape, w) };
+    let filters = Filters { w, reduced: shape.out_channels, produced: shape.in_channels, transposed: true };
     // An input pixel under the first output pixel's last tap has two more outputs before it than the padding takes away.
     let turned = ConvShape {
         in_channels: shape.out_channels,
@@ -72,5 +62,6 @@ pub fn data_grad(shape: &ConvShape, dy: &[f32], w: &[f32], dx: &mut [f32]) {
         ..*shape
     };
     let level = simd::level();
-    convolve::convolve(level, &Tiling::new(&turned), &transformed(level, filters, scratch::take), dy, Epilogue::default(), dx);
+    let transformed = filters.transformed(level, scratch::take);
+    convolve::convolve(level, &Tiling::new(&turned), &transformed, dy, Epilogue::default(), dx);
 }

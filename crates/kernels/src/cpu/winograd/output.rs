@@ -4,14 +4,9 @@
 //! squares of those are transposed to the channels' planes. A plane may be divided among tasks, so each channel's piece is its own slice.
 
 use super::super::simd::Simd;
-use super::input::to_aligned;
+use super::input::aligned;
 use super::tiling::{Layout, Tiling};
 use super::transform;
-
-/// Floats of pixel scratch for [`output_row`].
-pub fn scratch_len(width: usize, lanes: usize) -> usize {
-    4 * width * lanes
-}
 
 /// The inverse transform of one vector of channels.
 pub struct Output<'a, V> {
@@ -23,7 +18,8 @@ pub struct Output<'a, V> {
     pub silu: bool,
 }
 
-/// Writes the tile row `row` of an image; `planes` are the channels' pieces, in which the tile row begins at `at`.
+/// Writes the tile row `row` of an image; `planes` are the channels' pieces, in which the tile row begins at `at`, `pixels` room for four image rows
+/// of all lanes.
 #[inline(always)]
 pub fn output_row<S: Simd>(s: S, o: Output<'_, S::V>, row: usize, planes: &mut [&mut [f32]], at: usize, pixels: &mut [f32]) {
     let l = S::LANES;
@@ -40,11 +36,8 @@ pub fn output_row<S: Simd>(s: S, o: Output<'_, S::V>, row: usize, planes: &mut [
         }
         let columns = 4.min(t.out_width - 4 * tile);
         for i in 0..rows {
-            let mut m = [s.zero(); 6];
-            for (v, h) in m.iter_mut().zip(&half) {
-                *v = h[i];
-            }
-            let y = transform::output(s, m);
+            let [a, b, c, d, e, f] = &half;
+            let y = transform::output(s, [a[i], b[i], c[i], d[i], e[i], f[i]]);
             let pixels = &mut pixels[(i * t.out_width + 4 * tile) * l..][..columns * l];
             for (&y, pixel) in y.iter().zip(pixels.chunks_exact_mut(l)) {
                 let y = s.add(y, o.bias);
@@ -53,12 +46,7 @@ pub fn output_row<S: Simd>(s: S, o: Output<'_, S::V>, row: usize, planes: &mut [
         }
     }
     let len = rows * t.out_width;
-    let mut first = 0;
-    let mut count = to_aligned(&planes[0][at..], l);
-    while first < len {
-        count = count.min(len - first);
+    for (first, count) in aligned(&planes[0][at..at + len], l) {
         s.transpose_rows(&pixels[first * l..], l, count, planes, at + first);
-        first += count;
-        count = l;
     }
 }

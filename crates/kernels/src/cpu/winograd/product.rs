@@ -15,45 +15,34 @@
 use super::super::machine::SEGMENT;
 use super::super::simd::Simd;
 
-/// Expands to a match that calls `$f` with the number of rows (1..=8) and of vectors (1 or 2) as constants.
+/// Calls `$f` with the number of rows (1..=8) and of vectors (1 or 2) as constants.
 macro_rules! with_sizes {
-    ($rows:expr, $vectors:expr, $f:ident, $args:tt) => {
-        match $vectors {
-            1 => with_sizes!(@rows $rows, 1, $f, $args),
-            _ => with_sizes!(@rows $rows, 2, $f, $args),
+    ($sizes:expr, [$($rows:literal)*], $f:ident $args:tt) => {
+        match $sizes {
+            $(($rows, 1) => $f::<S, $rows, 1> $args,)*
+            (_, 1) => $f::<S, 8, 1> $args,
+            $(($rows, _) => $f::<S, $rows, 2> $args,)*
+            (_, _) => $f::<S, 8, 2> $args,
         }
     };
-    (@rows $rows:expr, $n:literal, $f:ident, ($($arg:expr),*)) => {
-        match $rows {
-            1 => $f::<S, 1, $n>($($arg),*),
-            2 => $f::<S, 2, $n>($($arg),*),
-            3 => $f::<S, 3, $n>($($arg),*),
-            4 => $f::<S, 4, $n>($($arg),*),
-            5 => $f::<S, 5, $n>($($arg),*),
-            6 => $f::<S, 6, $n>($($arg),*),
-            7 => $f::<S, 7, $n>($($arg),*),
-            _ => $f::<S, 8, $n>($($arg),*),
-        }
+    ($rows:expr, $vectors:expr, $f:ident $args:tt) => {
+        with_sizes!(($rows, $vectors), [1 2 3 4 5 6 7], $f $args)
     };
 }
 
 /// One point of all the products: where its operands start is up to the caller, the strides are the blocks'.
 pub struct Product<'a> {
-    /// `[block][tile][LANES]`.
+    /// `[block][tile][LANES]`, and the stride between the blocks.
     pub a: &'a [f32],
-    /// Stride between the blocks of `a`.
     pub a_block: usize,
-    /// `[vector][k][LANES]`.
+    /// `[vector][k][LANES]`, and the stride between the vectors.
     pub b: &'a [f32],
-    /// Stride between the vectors of `b`.
     pub b_vector: usize,
-    /// `[vector][row][LANES]`, overwritten by [`over_channels`], added to by [`over_tiles`].
+    /// `[vector][row][LANES]`, overwritten by [`over_channels`], added to by [`over_tiles`], and the stride between the vectors.
     pub c: &'a mut [f32],
-    /// Stride between the vectors of `c`.
     pub c_vector: usize,
     /// Vectors of columns: 1 or 2.
     pub vectors: usize,
-    /// Number of tiles.
     pub tiles: usize,
     /// Blocks of `LANES` channels in `a`.
     pub blocks: usize,
@@ -63,19 +52,15 @@ pub struct Product<'a> {
 #[inline(always)]
 pub fn over_channels<S: Simd>(s: S, p: Product<'_>) {
     let per_segment = SEGMENT / S::LANES;
-    let mut first = 0;
-    while first < p.blocks {
+    for first in (0..p.blocks).step_by(per_segment) {
         let blocks = per_segment.min(p.blocks - first);
         let a = &p.a[first * p.a_block..];
         let b = &p.b[first * S::LANES * S::LANES..];
-        let mut tile = 0;
-        while tile < p.tiles {
+        for tile in (0..p.tiles).step_by(S::MR) {
             let rows = S::MR.min(p.tiles - tile);
             let (a, c) = (&a[tile * S::LANES..], &mut p.c[tile * S::LANES..]);
-            with_sizes!(rows, p.vectors, channels_tile, (s, a, p.a_block, b, p.b_vector, c, p.c_vector, blocks, first > 0));
-            tile += rows;
+            with_sizes!(rows, p.vectors, channels_tile(s, a, p.a_block, b, p.b_vector, c, p.c_vector, blocks, first > 0));
         }
-        first += blocks;
     }
 }
 
@@ -139,20 +124,16 @@ fn add_column<S: Simd, const R: usize, const N: usize>(s: S, acc: &[[S::V; N]; R
 #[inline(always)]
 pub fn over_tiles<S: Simd>(s: S, p: Product<'_>) {
     let l = S::LANES;
-    let mut first = 0;
-    while first < p.tiles {
+    for first in (0..p.tiles).step_by(SEGMENT) {
         let tiles = SEGMENT.min(p.tiles - first);
         for block in 0..p.blocks {
             let a = &p.a[block * p.a_block + first * l..][..tiles * l];
-            let mut row = 0;
-            while row < l {
+            for row in (0..l).step_by(S::MR) {
                 let c = &mut p.c[(block * l + row) * l..];
                 let b = &p.b[first * l..];
-                with_sizes!(S::MR, p.vectors, tiles_tile, (s, a, row, b, p.b_vector, c, p.c_vector));
-                row += S::MR;
+                with_sizes!(S::MR, p.vectors, tiles_tile(s, a, row, b, p.b_vector, c, p.c_vector));
             }
         }
-        first += tiles;
     }
 }
 

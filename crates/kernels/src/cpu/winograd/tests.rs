@@ -137,9 +137,9 @@ fn only_three_by_three_of_stride_one() {
 fn segments_cover_the_rows() {
     let tiling = Tiling::new(&conv(3, 1, 1, [17, 8], [1, 1]));
     assert_eq!((tiling.down, tiling.across, tiling.rows()), (5, 2, 15));
-    assert_eq!(tiling.segments((3, 11)).collect::<Vec<_>>(), [(0, 3, 5), (1, 0, 5), (2, 0, 1)]);
-    assert_eq!(tiling.segments((5, 10)).collect::<Vec<_>>(), [(1, 0, 5)]);
-    assert_eq!(tiling.segments((7, 7)).count(), 0);
+    assert_eq!(tiling.segments(3..11).collect::<Vec<_>>(), [(0, 3, 5), (1, 0, 5), (2, 0, 1)]);
+    assert_eq!(tiling.segments(5..10).collect::<Vec<_>>(), [(1, 0, 5)]);
+    assert_eq!(tiling.segments(7..7).count(), 0);
 }
 
 #[test]
@@ -157,7 +157,6 @@ fn points_are_odd_numbers_of_cache_lines_apart() {
 fn matrices_multiply_polynomials() {
     struct Identity;
     impl Task for Identity {
-        type Out = ();
         fn run<S: Simd>(self, s: S) {
             let first = |v: S::V| {
                 let mut lanes = vec![0.0; S::LANES];

@@ -1,5 +1,7 @@
 //! How a convolution is cut into tiles, and where their points lie in memory (see the method's essay).
 
+use std::ops::Range;
+
 use super::super::shape::ConvShape;
 
 /// Points at which a tile is evaluated.
@@ -10,7 +12,6 @@ pub fn applies(shape: &ConvShape) -> bool {
     shape.in_channels > 0 && shape.kernel == [3, 3] && shape.stride == [1, 1] && shape.padding.iter().all(|&p| p <= 2)
 }
 
-/// A convolution cut into tiles.
 pub(super) struct Tiling {
     pub(super) shape: ConvShape,
     pub(super) out_height: usize,
@@ -33,8 +34,8 @@ impl Tiling {
         self.shape.batch * self.down
     }
 
-    /// The pieces of single images in the tile rows `first..end`: image, first row in it, end.
-    pub(super) fn segments(&self, (first, end): (usize, usize)) -> impl Iterator<Item = (usize, usize, usize)> + use<> {
+    /// The pieces of single images in a range of tile rows: image, first row in it, end.
+    pub(super) fn segments(&self, Range { start: first, end }: Range<usize>) -> impl Iterator<Item = (usize, usize, usize)> + use<> {
         let down = self.down;
         let images = if first < end { first / down..(end - 1) / down + 1 } else { 0..0 };
         images.map(move |image| (image, first.max(image * down) - image * down, end.min((image + 1) * down) - image * down))
@@ -60,16 +61,13 @@ impl Layout {
     }
 }
 
-/// Cuts `first..end` into runs of two and a last one of one: (start, length).
-pub(super) fn pairs(first: usize, end: usize) -> impl Iterator<Item = (usize, usize)> {
-    (first..end).step_by(2).map(move |start| (start, 2.min(end - start)))
+/// Cuts a range into runs of two and a last one of one: (start, length).
+pub(super) fn pairs(all: Range<usize>) -> impl Iterator<Item = (usize, usize)> {
+    let end = all.end;
+    all.step_by(2).map(move |start| (start, 2.min(end - start)))
 }
 
-/// Cuts `first..end` into `parts` runs, as equal as possible: (start, length).
-pub(super) fn split(first: usize, end: usize, parts: usize) -> impl Iterator<Item = (usize, usize)> {
-    let len = end - first;
-    (0..parts).map(move |i| {
-        let start = first + len * i / parts;
-        (start, first + len * (i + 1) / parts - start)
-    })
+/// Cuts a range into `parts`, as equal as possible.
+pub(super) fn split(all: Range<usize>, parts: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..parts).map(move |i| all.start + all.len() * i / parts..all.start + all.len() * (i + 1) / parts)
 }

@@ -12,6 +12,8 @@
 //! Scratch per task: the sums (at least those of 16 by 16 channels), the data of a group, at most as much (or one row
 //! of tiles), and eight rows of pixels of 16 channels.
 
+use std::ops::Range;
+
 use rayon::prelude::*;
 
 use super::super::machine::{FEW_TILES_OF_WEIGHTS, machine};
@@ -19,7 +21,7 @@ use super::super::scratch;
 use super::super::shape::ConvShape;
 use super::super::simd::{self, Simd, Task};
 use super::filter::Gradient;
-use super::input::{self, Input, OutputGradient};
+use super::input::{self, Transform};
 use super::product::{Product, over_tiles};
 use super::tiling::{Layout, POINTS, Tiling, pairs, split};
 
@@ -28,15 +30,15 @@ pub fn weight_grad(shape: &ConvShape, x: &[f32], dy: &[f32], dw: &mut [f32]) {
     let (tiling, level) = (&Tiling::new(shape), simd::level());
     let lanes = level.form().lanes;
     let threads = rayon::current_num_threads();
-    let Division { block_parts, vector_parts, row_parts } = Division::new(tiling, lanes, threads, machine().sum_bytes());
-    let ranges = |all, parts| split(0, all, parts).map(|(first, len)| (first, first + len)).collect::<Vec<(usize, usize)>>();
+    let [block_parts, vector_parts, row_parts] = divide(tiling, lanes, threads, machine().sum_bytes());
+    let ranges = |all, parts| split(0..all, parts).collect::<Vec<Range<usize>>>();
     let (blocks, vectors) = (tiling.shape.in_channels.div_ceil(lanes), tiling.shape.out_channels.div_ceil(lanes));
     let pairs = distribute(tiling, &ranges(blocks, block_parts), &ranges(vectors, vector_parts), lanes, dw);
     let rows = ranges(tiling.rows(), row_parts);
-    let accumulate = |pair: &Pair<'_>, rows, sums: &mut [f32]| {
-        simd::run(level, Accumulate { tiling, x, dy, blocks: pair.blocks, vectors: pair.vectors, rows, sums });
+    let accumulate = |pair: &Pair<'_>, rows: &Range<usize>, sums: &mut [f32]| {
+        simd::run(level, Accumulate { tiling, x, dy, pair, rows, sums });
     };
-    if let [all] = rows[..] {
+    if let [all] = &rows[..] {
         pairs.into_par_iter().with_max_len(1).for_each(|pair| {
             let mut sums = scratch::take(pair.sums_len(lanes));
             accumulate(&pair, all, &mut sums);
@@ -48,58 +50,53 @@ pub fn weight_grad(shape: &ConvShape, x: &[f32], dy: &[f32], dw: &mut [f32]) {
     let mut sums = scratch::take(pairs.len() * row_parts * longest);
     sums.par_chunks_exact_mut(longest).enumerate().with_max_len(1).for_each(|(i, sums)| {
         let pair = &pairs[i / row_parts];
-        accumulate(pair, rows[i % row_parts], &mut sums[..pair.sums_len(lanes)]);
+        accumulate(pair, &rows[i % row_parts], &mut sums[..pair.sums_len(lanes)]);
     });
     let sums = pairs.into_iter().zip(sums.chunks_exact(row_parts * longest));
     let tasks: Vec<_> = sums.flat_map(|(pair, sums)| pair.gradients(&sums.chunks_exact(longest).collect::<Vec<_>>(), lanes)).collect();
     tasks.into_par_iter().with_max_len(1).for_each(|task| simd::run(level, task));
 }
 
-/// How the work is cut up: channels in, channels out, rows of tiles.
-#[derive(Clone, Copy, Debug)]
-struct Division {
-    block_parts: usize,
-    vector_parts: usize,
-    row_parts: usize,
-}
-
-impl Division {
-    fn new(tiling: &Tiling, lanes: usize, threads: usize, sum_bytes: usize) -> Self {
-        let (blocks, vectors) = (tiling.shape.in_channels.div_ceil(lanes), tiling.shape.out_channels.div_ceil(lanes));
-        let few = tiling.rows() * tiling.across < FEW_TILES_OF_WEIGHTS * threads;
-        let (mut block_parts, mut vector_parts) = (1, 1);
-        loop {
-            let (b, v) = (blocks.div_ceil(block_parts), vectors.div_ceil(vector_parts));
-            let too_large = b * v * lanes * lanes * POINTS * size_of::<f32>() > sum_bytes;
-            let too_few = few && block_parts * vector_parts < threads;
-            if (b, v) == (1, 1) || !(too_large || too_few) {
-                break;
-            }
-            // The longer side: the other is then transformed twice.
-            if b >= v { block_parts = (2 * block_parts).min(blocks) } else { vector_parts = (2 * vector_parts).min(vectors) }
+/// How the work is cut up: the parts of the channels in, of the channels out, and of the rows of tiles.
+fn divide(tiling: &Tiling, lanes: usize, threads: usize, sum_bytes: usize) -> [usize; 3] {
+    let (blocks, vectors) = (tiling.shape.in_channels.div_ceil(lanes), tiling.shape.out_channels.div_ceil(lanes));
+    let few = tiling.rows() * tiling.across < FEW_TILES_OF_WEIGHTS * threads;
+    let (mut block_parts, mut vector_parts) = (1, 1);
+    loop {
+        let (b, v) = (blocks.div_ceil(block_parts), vectors.div_ceil(vector_parts));
+        let too_large = b * v * lanes * lanes * POINTS * size_of::<f32>() > sum_bytes;
+        let too_few = few && block_parts * vector_parts < threads;
+        if (b, v) == (1, 1) || !(too_large || too_few) {
+            break;
         }
-        let row_parts = threads.div_ceil(block_parts * vector_parts).min(tiling.rows());
-        Self { block_parts, vector_parts, row_parts }
+        // The longer side: the other is then transformed twice.
+        if b >= v { block_parts = (2 * block_parts).min(blocks) } else { vector_parts = (2 * vector_parts).min(vectors) }
     }
+    [block_parts, vector_parts, threads.div_ceil(block_parts * vector_parts).min(tiling.rows())]
 }
 
 /// A range of blocks of input channels with one of vectors of output channels.
 struct Pair<'a> {
-    blocks: (usize, usize),
-    vectors: (usize, usize),
+    blocks: Range<usize>,
+    vectors: Range<usize>,
     /// The gradient's part: by output channel, `[ci][9]` over the input channels.
     rows: Vec<&'a mut [f32]>,
 }
 
 impl<'a> Pair<'a> {
+    /// The sums of one vector of output channels.
+    fn layout(&self, lanes: usize) -> Layout {
+        Layout::new(self.blocks.len() * lanes, lanes)
+    }
+
     /// Floats of the pair's sums, `[vector][point][ci][LANES]`.
     fn sums_len(&self, lanes: usize) -> usize {
-        (self.vectors.1 - self.vectors.0) * sums_layout(self.blocks, lanes).block()
+        self.vectors.len() * self.layout(lanes).block()
     }
 
     /// What remains to be done with the sums: a task for each vector of output channels and block of input channels.
     fn gradients<'b>(self, sums: &[&'b [f32]], lanes: usize) -> Vec<Gradient<'b, 'a>> {
-        let layout = sums_layout(self.blocks, lanes);
+        let layout = self.layout(lanes);
         let mut tasks: Vec<Gradient<'b, 'a>> = Vec::new();
         for (i, row) in self.rows.into_iter().enumerate() {
             let sums = || sums.iter().map(|sums| &sums[i / lanes * layout.block()..][..layout.block()]).collect();
@@ -116,27 +113,22 @@ impl<'a> Pair<'a> {
     }
 }
 
-/// The sums of one vector of output channels.
-fn sums_layout(blocks: (usize, usize), lanes: usize) -> Layout {
-    Layout::new((blocks.1 - blocks.0) * lanes, lanes)
-}
-
 /// Cuts the gradient into pairs of channel ranges.
 fn distribute<'a>(
     tiling: &Tiling,
-    block_parts: &[(usize, usize)],
-    vector_parts: &[(usize, usize)],
+    block_parts: &[Range<usize>],
+    vector_parts: &[Range<usize>],
     lanes: usize,
     dw: &'a mut [f32],
 ) -> Vec<Pair<'a>> {
     let mut pairs: Vec<Pair<'a>> = Vec::new();
     let mut filters = dw.chunks_exact_mut(tiling.shape.in_channels * 9);
-    for &vectors in vector_parts {
+    for vectors in vector_parts {
         let first = pairs.len();
-        pairs.extend(block_parts.iter().map(|&blocks| Pair { blocks, vectors, rows: Vec::new() }));
-        for mut row in filters.by_ref().take((vectors.1 - vectors.0) * lanes) {
+        pairs.extend(block_parts.iter().map(|blocks| Pair { blocks: blocks.clone(), vectors: vectors.clone(), rows: Vec::new() }));
+        for mut row in filters.by_ref().take(vectors.len() * lanes) {
             for pair in &mut pairs[first..] {
-                let channels = (pair.blocks.1 * lanes).min(tiling.shape.in_channels) - pair.blocks.0 * lanes;
+                let channels = (pair.blocks.end * lanes).min(tiling.shape.in_channels) - pair.blocks.start * lanes;
                 let (part, rest) = row.split_at_mut(channels * 9);
                 pair.rows.push(part);
                 row = rest;
@@ -151,55 +143,42 @@ struct Accumulate<'a> {
     tiling: &'a Tiling,
     x: &'a [f32],
     dy: &'a [f32],
-    blocks: (usize, usize),
-    vectors: (usize, usize),
-    rows: (usize, usize),
+    pair: &'a Pair<'a>,
+    rows: &'a Range<usize>,
     /// `[vector][point][ci][LANES]`, overwritten.
     sums: &'a mut [f32],
 }
 
 impl Task for Accumulate<'_> {
-    type Out = ();
-
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let l = S::LANES;
         let t = self.tiling;
         self.sums.fill(0.0);
-        let sums_layout = sums_layout(self.blocks, l);
-        let (blocks, vectors) = (self.blocks.1 - self.blocks.0, self.vectors.1 - self.vectors.0);
+        let sums_layout = self.pair.layout(l);
+        let (blocks, vectors) = (self.pair.blocks.len(), self.pair.vectors.len());
         let row_bytes = (blocks + vectors) * l * POINTS * size_of::<f32>() * t.across;
         // The transformed data of a group take their part of the cache, or as much as the sums, which each group reads and writes once.
         let per_group = (machine().group_bytes().max(size_of_val(&*self.sums)) / row_bytes).max(1);
-        let longest = Layout::new(per_group.min(self.rows.1 - self.rows.0) * t.across, l);
+        let longest = Layout::new(per_group.min(self.rows.len()) * t.across, l);
         let mut v = scratch::take(blocks * longest.block());
         let mut y = scratch::take(vectors * longest.block());
         let mut pixels = scratch::take(input::scratch_len(t.shape.width.max(t.out_width), l));
-        let rows = self.rows.1 - self.rows.0;
-        for (first, len) in split(self.rows.0, self.rows.1, rows.div_ceil(per_group)) {
-            let rows = (first, first + len);
-            let tiles = len * t.across;
+        for rows in split(self.rows.clone(), self.rows.len().div_ceil(per_group)) {
+            let tiles = rows.len() * t.across;
             let layout = Layout::new(tiles, l);
-            for (i, out) in v.chunks_exact_mut(layout.block()).take(blocks).enumerate() {
-                Input { tiling: t, x: self.x, block: self.blocks.0 + i, rows, layout, pixels: &mut pixels, out }.run(s);
+            for (block, out) in self.pair.blocks.clone().zip(v.chunks_exact_mut(layout.block())) {
+                Transform { tiling: t, values: self.x, block, rows: rows.clone(), layout, pixels: &mut pixels, out }.run(s);
             }
-            for (i, out) in y.chunks_exact_mut(layout.block()).take(vectors).enumerate() {
-                OutputGradient { tiling: t, dy: self.dy, block: self.vectors.0 + i, rows, layout, pixels: &mut pixels, out }.run(s);
+            for (block, out) in self.pair.vectors.clone().zip(y.chunks_exact_mut(layout.block())) {
+                Transform { tiling: t, values: self.dy, block, rows: rows.clone(), layout, pixels: &mut pixels, out }.gradient(s);
             }
-            for (vector, count) in pairs(0, vectors) {
+            for (vector, vectors) in pairs(0..vectors) {
                 for point in 0..POINTS {
-                    let product = Product {
-                        a: &v[point * layout.point..],
-                        a_block: layout.block(),
-                        b: &y[vector * layout.block() + point * layout.point..],
-                        b_vector: layout.block(),
-                        c: &mut self.sums[vector * sums_layout.block() + point * sums_layout.point..],
-                        c_vector: sums_layout.block(),
-                        vectors: count,
-                        tiles,
-                        blocks,
-                    };
-                    over_tiles(s, product);
+                    let (a, b) = (&v[point * layout.point..], &y[vector * layout.block() + point * layout.point..]);
+                    let c = &mut self.sums[vector * sums_layout.block() + point * sums_layout.point..];
+                    let (a_block, b_vector, c_vector) = (layout.block(), layout.block(), sums_layout.block());
+                    over_tiles(s, Product { a, a_block, b, b_vector, c, c_vector, vectors, tiles, blocks });
                 }
             }
         }
@@ -224,8 +203,8 @@ mod tests {
                 padding: [1; 2],
             };
             for threads in [1, 2, 16, 64] {
-                let division = Division::new(&Tiling::new(&shape), 16, threads, 1300 << 10);
-                let tasks = division.block_parts * division.vector_parts * division.row_parts;
+                let division = divide(&Tiling::new(&shape), 16, threads, 1300 << 10);
+                let tasks: usize = division.iter().product();
                 assert!((threads..3 * threads).contains(&tasks), "{tasks} tasks for {threads} threads, {shape:?}: {division:?}");
             }
         }

@@ -1,5 +1,5 @@
 //! What packing a frozen weight costs of its products, and what a copy of it that is packed once would save: figures for decision 13
-//! (`docs/benchmarks.sh packing`), by the loop of [`Share`] over the same tasks, without or with the packing of the weight.
+//! (`docs/benchmarks.sh packing`), by the loop of [`share`] over the same tasks, without or with the packing of the weight.
 
 use std::time::Instant;
 
@@ -9,12 +9,12 @@ use super::super::{Operand, Stored};
 use super::*;
 use crate::cpu::Precision;
 use crate::cpu::reference::noise;
-use crate::cpu::simd::Level;
+use crate::cpu::simd::{Level, Simd, Task};
 
 /// What is done of a product.
 #[derive(Clone, Copy)]
 enum Work<'a> {
-    /// All of it, as [`Share`] does.
+    /// All of it, as [`share`] does.
     All,
     /// The weight is packed, and nothing multiplied. What [`All`](Self::All) asks of memory while it multiplies is waited for here.
     Packing,
@@ -37,8 +37,6 @@ struct Timed<'a, 'b> {
 }
 
 impl Task for Timed<'_, '_> {
-    type Out = ();
-
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let Term { left, right, depth, .. } = *self.term;
@@ -100,9 +98,7 @@ impl Task for Timed<'_, '_> {
 /// The weight of a term with so many columns, packed tile by tile, the tiles of a block of the sum next to each other.
 struct Pack<'a>(&'a Term<'a>, usize);
 
-impl Task for Pack<'_> {
-    type Out = Vec<f32>;
-
+impl Task<Vec<f32>> for Pack<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) -> Vec<f32> {
         let Self(&Term { right, depth, .. }, columns) = self;

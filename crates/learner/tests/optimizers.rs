@@ -103,7 +103,8 @@ fn adafactors_bits_do_not_hang_on_threads() {
     let layout = OptimizerKind::Adafactor.arrange(Layout::from_entries(vec![entry]));
     let groups = [Group { lr_scale: 1.0, weight_decay: 0.05, bias: false }];
     let hyper = Hyper { lr: vec![0.02], momentum: 0.9, accumulate: 1 };
-    let numbers: Vec<f32> = (0..(SHAPE[0] * SHAPE[1]) as u32).map(|i| ((i.wrapping_mul(2_654_435_761) >> 8) as f32 * 1e-7 - 0.8).powi(3)).collect();
+    let numbers: Vec<f32> =
+        (0..(SHAPE[0] * SHAPE[1]) as u32).map(|i| ((i.wrapping_mul(2_654_435_761) >> 8) as f32 * 1e-7 - 0.8).powi(3)).collect();
     let updates = || {
         let up = || Tensor::<1>::from_data(TensorData::from(numbers.as_slice()), &Device::flex());
         let kind = OptimizerKind::Adafactor;

@@ -16,7 +16,7 @@ use rayon::prelude::*;
 
 use crate::cpu::machine::worth_a_task;
 use crate::cpu::simd;
-use passes::{InputGrad, Output, Slopes, Sums};
+use passes::{input_grad, output, slopes, sums};
 
 pub(crate) use passes::Channel;
 
@@ -97,12 +97,12 @@ pub(crate) fn forward(
     let (level, samples) = (simd::level(), extent.samples());
     let moments = extent.each_channel(x, out, |c, planes| {
         let centre = planes.first().map_or(0.0, |(x, _)| x[0]);
-        let [sum, squares] = extent.sum(planes, |x, _| simd::run(level, Sums { x, centre }));
+        let [sum, squares] = extent.sum(planes, |x, _| sums(level, x, centre));
         let mean = sum / samples;
         // Not the larger of it and 0, which of NaN is 0.
         let moments = ((f64::from(centre) + mean) as f32, (squares / samples - mean * mean).clamp(0.0, f64::INFINITY) as f32);
         let channel = Channel::new(moments.0, moments.1, gamma[c], beta[c], epsilon);
-        extent.each_plane(planes, |x, out| simd::run(level, Output { x, channel, silu, out }));
+        extent.each_plane(planes, |x, out| output(level, x, channel, silu, out));
         moments
     });
     moments.unzip()
@@ -113,7 +113,7 @@ pub(crate) fn forward_again(extent: Extent, x: &[f32], channels: &[Channel], sil
     assert_eq!((x.len(), out.len(), channels.len()), (extent.len(), extent.len(), extent.channels));
     let (level, plane) = (simd::level(), extent.plane.max(1));
     let planes = x.par_chunks_exact(plane).zip(out.par_chunks_exact_mut(plane)).enumerate().with_min_len(worth_a_task(extent.plane));
-    planes.for_each(|(i, (x, out))| simd::run(level, Output { x, channel: channels[i % extent.channels], silu, out }));
+    planes.for_each(|(i, (x, out))| output(level, x, channels[i % extent.channels], silu, out));
 }
 
 /// Turns dy into dx where it stands: `(dgamma, dbeta)`.
@@ -122,11 +122,11 @@ pub(crate) fn backward(extent: Extent, x: &[f32], channels: &[Channel], silu: bo
     let (level, samples) = (simd::level(), extent.samples());
     let grads = extent.each_channel(x, dy, |c, planes| {
         let channel = channels[c];
-        let [sum, centred] = extent.sum(planes, |x, dy| simd::run(level, Slopes { x, dy, channel, silu }));
+        let [sum, centred] = extent.sum(planes, |x, dy| slopes(level, x, dy, channel, silu));
         let (gamma, beta) = ((centred * f64::from(channel.rstd)) as f32, sum as f32);
         let mean_dz = (f64::from(beta) / samples) as f32;
         let slope = (f64::from(gamma) * f64::from(channel.rstd) / samples) as f32;
-        extent.each_plane(planes, |x, dz| simd::run(level, InputGrad { x, channel, mean_dz, slope, dz }));
+        extent.each_plane(planes, |x, dz| input_grad(level, x, channel, mean_dz, slope, dz));
         (gamma, beta)
     });
     grads.unzip()

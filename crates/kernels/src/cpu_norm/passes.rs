@@ -1,7 +1,8 @@
 //! The inner loops, one per pass, each over one plane of one channel.
 
 use crate::cpu::machine::RUN_OF_PLANE as RUN;
-use crate::cpu::simd::{Simd, Task};
+use crate::cpu::simd::Simd;
+use crate::tasks::task;
 
 /// What normalising one channel needs: `z = (x - mean) scale + beta` with `scale = gamma rstd`.
 #[derive(Clone, Copy, Debug)]
@@ -40,18 +41,12 @@ impl Channel {
     }
 }
 
-/// `[Σ (x - centre), Σ (x - centre)²]`.
-pub(super) struct Sums<'a> {
-    pub(super) x: &'a [f32],
-    pub(super) centre: f32,
-}
-
-impl Task<[f64; 2]> for Sums<'_> {
-    #[inline(always)]
-    fn run<S: Simd>(self, simd: S) -> [f64; 2] {
-        let centre = simd.splat(self.centre);
+task! {
+    /// `[Σ (x - centre), Σ (x - centre)²]`.
+    pub(super) fn sums<S>(simd, x: &'a [f32], centre: f32) -> [f64; 2] {
+        let centre = simd.splat(centre);
         let mut sums = [0.0; 2];
-        for run in self.x.chunks(RUN) {
+        for run in x.chunks(RUN) {
             // Two chains of additions each, since one addition takes longer than loading its operand.
             let (mut s, mut q) = ([simd.zero(); 2], [simd.zero(); 2]);
             let pairs = run.chunks_exact(2 * S::LANES);
@@ -81,18 +76,9 @@ fn split<'a, S: Simd>(x: &'a [f32], out: &'a mut [f32]) -> ([&'a [f32]; 2], [&'a
     ([x, rest], [out, rest_out])
 }
 
-/// out = silu(z) or z.
-pub(super) struct Output<'a> {
-    pub(super) x: &'a [f32],
-    pub(super) channel: Channel,
-    pub(super) silu: bool,
-    pub(super) out: &'a mut [f32],
-}
-
-impl Task for Output<'_> {
-    #[inline(always)]
-    fn run<S: Simd>(self, simd: S) {
-        let Self { x, channel, silu, out } = self;
+task! {
+    /// out = silu(z) or z.
+    pub(super) fn output<S>(simd, x: &'a [f32], channel: Channel, silu: bool, out: &'a mut [f32]) {
         let ([x, rest], [out, rest_out]) = split::<S>(x, out);
         for (x, out) in x.chunks_exact(S::LANES).zip(out.chunks_exact_mut(S::LANES)) {
             simd.store(channel.output(simd, simd.load(x), silu), out);
@@ -101,20 +87,11 @@ impl Task for Output<'_> {
     }
 }
 
-/// dy becomes `dz = dy s (1 + z (1 - s))`, s = sigmoid(z), or stays dz; returns `[Σ dz, Σ dz (x - mean)]`.
-pub(super) struct Slopes<'a> {
-    pub(super) x: &'a [f32],
-    pub(super) dy: &'a mut [f32],
-    pub(super) channel: Channel,
-    pub(super) silu: bool,
-}
-
-impl Task<[f64; 2]> for Slopes<'_> {
-    #[inline(always)]
-    fn run<S: Simd>(self, simd: S) -> [f64; 2] {
-        let (channel, silu) = (self.channel, self.silu);
+task! {
+    /// dy becomes `dz = dy s (1 + z (1 - s))`, s = sigmoid(z), or stays dz; returns `[Σ dz, Σ dz (x - mean)]`.
+    pub(super) fn slopes<S>(simd, x: &'a [f32], dy: &'a mut [f32], channel: Channel, silu: bool) -> [f64; 2] {
         let mut sums = [0.0; 2];
-        for (x, dy) in self.x.chunks(RUN).zip(self.dy.chunks_mut(RUN)) {
+        for (x, dy) in x.chunks(RUN).zip(dy.chunks_mut(RUN)) {
             let (mut sum, mut product) = (simd.zero(), simd.zero());
             let ([x, rest], [dy, rest_dy]) = split::<S>(x, dy);
             for (x, dy) in x.chunks_exact(S::LANES).zip(dy.chunks_exact_mut(S::LANES)) {
@@ -136,32 +113,20 @@ impl Task<[f64; 2]> for Slopes<'_> {
     }
 }
 
-/// dz becomes dx: `scale (dz - mean_dz - (x - mean) slope)`.
-pub(super) struct InputGrad<'a> {
-    pub(super) x: &'a [f32],
-    pub(super) channel: Channel,
-    /// dbeta / M.
-    pub(super) mean_dz: f32,
-    /// dgamma rstd / M.
-    pub(super) slope: f32,
-    pub(super) dz: &'a mut [f32],
-}
-
-impl Task for InputGrad<'_> {
-    #[inline(always)]
-    fn run<S: Simd>(self, simd: S) {
-        let Self { x, channel, mean_dz, slope, dz } = self;
+task! {
+    /// dz becomes dx: `scale (dz - mean_dz - (x - mean) slope)`, where `mean_dz` is dbeta / M and `slope` dgamma rstd / M.
+    pub(super) fn input_grad<S>(simd, x: &'a [f32], channel: Channel, mean_dz: f32, slope: f32, dz: &'a mut [f32]) {
         let (mean, scale) = (simd.splat(channel.mean), simd.splat(channel.scale));
         let of = [mean, scale, simd.splat(mean_dz), simd.splat(slope)];
         let ([x, rest], [dz, rest_dz]) = split::<S>(x, dz);
         for (x, dz) in x.chunks_exact(S::LANES).zip(dz.chunks_exact_mut(S::LANES)) {
-            simd.store(input_grad(simd, simd.load(x), simd.load(dz), of), dz);
+            simd.store(vector_grad(simd, simd.load(x), simd.load(dz), of), dz);
         }
-        simd.write(input_grad(simd, simd.read(rest), simd.read(rest_dz), of), rest_dz);
+        simd.write(vector_grad(simd, simd.read(rest), simd.read(rest_dz), of), rest_dz);
     }
 }
 
 #[inline(always)]
-fn input_grad<S: Simd>(simd: S, x: S::V, dz: S::V, [mean, scale, mean_dz, slope]: [S::V; 4]) -> S::V {
+fn vector_grad<S: Simd>(simd: S, x: S::V, dz: S::V, [mean, scale, mean_dz, slope]: [S::V; 4]) -> S::V {
     simd.mul(scale, simd.sub(dz, simd.mul_add(simd.sub(x, mean), slope, mean_dz)))
 }

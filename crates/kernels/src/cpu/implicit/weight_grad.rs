@@ -12,10 +12,11 @@
 use super::super::machine::{PIXEL_BLOCK, machine};
 use super::super::scratch;
 use super::super::shape::ConvShape;
-use super::super::simd::{self, Form, Group, Level, MAX_LANES, ReduceTile, Simd, Task};
+use super::super::simd::{Form, Group, Level, MAX_LANES, ReduceTile, Simd};
 use super::pack::{Ahead, pack_strip, plane, planes};
 use super::view::{Source, View, forward_taps, largest};
 use super::weights::share;
+use crate::tasks::task;
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -32,15 +33,6 @@ struct Shared<'a> {
     dy_planes: &'a [&'a [f32]],
     /// Channels of a group (one or two vectors).
     group: usize,
-}
-
-/// A range of strips (of all images, or pairs of them) and of groups.
-struct Part<'a, 'b> {
-    shared: &'a Shared<'a>,
-    strips: Range<usize>,
-    first_group: usize,
-    /// `[group][(channels, tap, channel of the channels)][channel of the group]`.
-    sums: &'b mut [f32],
 }
 
 /// [`cpu::weight_grad`](crate::cpu::weight_grad) at a level.
@@ -72,18 +64,15 @@ pub fn weight_grad(level: Level, shape: &ConvShape, x: &[&[f32]], dy: &[f32], dw
     for (p, sums) in sums.chunks_exact_mut(groups * size).enumerate() {
         let strips = p * strips / pixel_parts..(p + 1) * strips / pixel_parts;
         for (g, sums) in sums.chunks_mut(groups_per_part * size).enumerate() {
-            parts.push(Part { shared: &shared, strips: strips.clone(), first_group: g * groups_per_part, sums });
+            parts.push((strips.clone(), g * groups_per_part, sums));
         }
     }
     debug_assert_eq!(parts.len(), pixel_parts * group_parts);
-    parts.into_par_iter().with_max_len(1).for_each(|part| simd::run(level, part));
+    parts.into_par_iter().with_max_len(1).for_each(|(strips, first_group, sums)| sum(level, &shared, strips, first_group, sums));
 
     let depth = shape.in_channels * taps.len();
-    let reduce = |(g, dw): (usize, &mut [f32])| {
-        let (sums, stride) = (&sums[g * size..], groups * size);
-        simd::run(level, Reduce { sums, stride, group, depth, taps: taps.len(), channels: channels.size, dw })
-    };
-    share(dw.chunks_mut(group * depth).enumerate().collect(), depth * shape.out_channels, reduce);
+    let tasks = dw.chunks_mut(group * depth).enumerate().collect();
+    share(tasks, depth * shape.out_channels, |(g, dw)| reduce(level, &shared, &sums[g * size..], groups * size, dw));
 }
 
 /// Parts of the groups and of the pixels. Up to four threads divide the pixels; more of them also divide the groups, for each division of the
@@ -102,13 +91,14 @@ fn strip_rows(view: &View, images: usize, channels: usize, parts: usize) -> usiz
     view.rows.div_ceil(strips).max(1)
 }
 
-impl<'a> Task for Part<'a, '_> {
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        let Shared { shape, view, rows, channels: rows_of, x, x_planes, dy_planes, group, .. } = *self.shared;
-        self.sums.fill(0.0);
+task! {
+    /// Forms the sums of a range of strips (of all images, or pairs of them) for some groups:
+    /// `[group][(channels, tap, channel of the channels)][channel of the group]`.
+    fn sum<S>(s, shared: &'a Shared<'a>, strips: Range<usize>, first_group: usize, sums: &'a mut [f32]) {
+        let Shared { shape, view, rows, channels: rows_of, x, x_planes, dy_planes, group, .. } = *shared;
+        sums.fill(0.0);
         let size = rows.len() * rows_of.size * group;
-        let part_groups = self.sums.len() / size;
+        let part_groups = sums.len() / size;
         // A unit for matrices sums whole registers of pixels: those behind the run are zero in the gradient, and finite in the input.
         let longest = view.run(view.strip).next_multiple_of(S::GROUP);
         let strip_len = view.strip_len(view.strip);
@@ -119,7 +109,7 @@ impl<'a> Task for Part<'a, '_> {
         let mut transposed = scratch::take(part_groups * longest * group);
         let mut unit = s.unit(rows_of.size, S::GROUP);
         let planes_of = |images: Range<usize>| &x_planes[images.start * shape.in_channels..images.end * shape.in_channels];
-        for strip in self.strips.clone() {
+        for strip in strips.clone() {
             let (cell, row, count) = view.strip_at(strip);
             // What is read, and how many of the rows it has: in place they are several tensors', of one channel each.
             let sources: Vec<(&[f32], usize)> = if view.direct {
@@ -136,18 +126,18 @@ impl<'a> Task for Part<'a, '_> {
             };
             let run = view.run(count);
             for (g, block) in transposed.chunks_exact_mut(longest * group).enumerate() {
-                transpose_gradient(s, self.shared, cell, row, count, self.first_group + g, block);
+                transpose_gradient(s, shared, cell, row, count, first_group + g, block);
                 block[run * group..run.next_multiple_of(S::GROUP) * group].fill(0.0);
             }
             let run = run.next_multiple_of(S::GROUP);
             let blocks = run.div_ceil(PIXEL_BLOCK);
             let mut ahead = <[Ahead<'_>; 3]>::default();
             // Unpacked, the input is read in long runs, which the processor foresees itself.
-            if strip + 1 < self.strips.end && !view.direct {
+            if strip + 1 < strips.end && !view.direct {
                 let (cell, row, count) = view.strip_at(strip + 1);
                 let images = images(s, shape, cell);
                 ahead[0] = Ahead::new(planes_of(images.clone()), view.source_part(row, count));
-                let channels = self.first_group * group..shape.out_channels.min((self.first_group + part_groups) * group);
+                let channels = first_group * group..shape.out_channels.min((first_group + part_groups) * group);
                 for (image, ahead) in images.zip(&mut ahead[1..]) {
                     let first = image * shape.out_channels;
                     let dy = &dy_planes[first + channels.start..first + channels.end];
@@ -158,7 +148,7 @@ impl<'a> Task for Part<'a, '_> {
             let length = run.div_ceil(blocks.max(1)).next_multiple_of(S::GROUP);
             for from in (0..run).step_by(length.max(1)) {
                 let length = length.min(run - from);
-                for (b, sums) in transposed.chunks_exact(longest * group).zip(self.sums.chunks_exact_mut(size)) {
+                for (b, sums) in transposed.chunks_exact(longest * group).zip(sums.chunks_exact_mut(size)) {
                     for (ahead, share) in ahead.iter_mut().zip(shares) {
                         ahead.advance(s, share);
                     }
@@ -228,43 +218,33 @@ fn transpose_gradient<S: Simd>(s: S, shared: &Shared<'_>, cell: usize, row: usiz
     }
 }
 
-/// Adds the parts' sums of one group and transposes them to the order of the weights.
-struct Reduce<'a> {
-    /// From the group's first on, and the distance of the parts.
-    sums: &'a [f32],
-    stride: usize,
-    group: usize,
-    /// Input channels times taps.
-    depth: usize,
-    taps: usize,
-    /// Channels of a group of rows: the sums are in the order `(channel / channels, tap, channel % channels)`.
-    channels: usize,
-    dw: &'a mut [f32],
-}
-
-impl Task for Reduce<'_> {
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
+task! {
+    /// Adds the parts' sums of one group, `stride` apart, and transposes them to the order of the weights; they are in the order
+    /// `(channel / of, tap, channel % of)`.
+    fn reduce<S>(s, shared: &'a Shared<'a>, sums: &'a [f32], stride: usize, dw: &'a mut [f32]) {
+        let Shared { shape, channels: Group { size: of, .. }, group, .. } = *shared;
+        let taps = shape.kernel[0] * shape.kernel[1];
+        let depth = shape.in_channels * taps;
         let mut block = [0.0; MAX_LANES * MAX_LANES];
         let mut columns = [0.0; MAX_LANES * MAX_LANES];
-        let (outputs, taps, of) = (self.dw.len() / self.depth, self.taps, self.channels);
-        let all = self.depth.next_multiple_of(taps * of);
+        let outputs = dw.len() / depth;
+        let all = depth.next_multiple_of(taps * of);
         // Where the weights, `[channel][tap]`, have what the sums have here.
         let place = |at: usize| (at / of / taps * of + at % of) * taps + at / of % taps;
         for k in (0..all).step_by(S::LANES) {
             let rows = S::LANES.min(all - k);
             for lane in (0..outputs).step_by(S::LANES) {
                 for r in 0..rows {
-                    let at = (k + r) * self.group + lane;
-                    let mut v = s.load(&self.sums[at..]);
-                    for part in self.sums[at..].chunks(self.stride).skip(1) {
+                    let at = (k + r) * group + lane;
+                    let mut v = s.load(&sums[at..]);
+                    for part in sums[at..].chunks(stride).skip(1) {
                         v = s.add(v, s.load(part));
                     }
                     s.store(v, &mut block[r * S::LANES..]);
                 }
                 s.transpose(&block, S::LANES, rows, S::LANES, &mut columns, S::LANES);
                 for c in 0..S::LANES.min(outputs - lane) {
-                    let (dw, sums) = (&mut self.dw[(lane + c) * self.depth..][..self.depth], &columns[c * S::LANES..][..rows]);
+                    let (dw, sums) = (&mut dw[(lane + c) * depth..][..depth], &columns[c * S::LANES..][..rows]);
                     if of == 1 {
                         dw[k..k + rows].copy_from_slice(sums);
                         continue;

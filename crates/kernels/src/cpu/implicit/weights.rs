@@ -2,9 +2,10 @@
 
 use super::super::machine::WAKING;
 use super::super::scratch::Buffer;
-use super::super::simd::{self, Form, Level, MAX_LANES, Simd, Task};
+use super::super::simd::{Form, Level, MAX_LANES, Simd};
 use super::product::Product;
 use super::view::Tap;
+use crate::tasks::task;
 use rayon::prelude::*;
 
 /// The product's weights for sources of any number and size of images: for each phase panels `[m / MR][r / TERMS / group][tap of the
@@ -18,16 +19,15 @@ pub fn packed(level: Level, product: &Product<'_>, room: fn(usize) -> Buffer) ->
     if most > 1 {
         for (taps, panels) in phases {
             let panels = panels.chunks_mut((cells * taps.len() * mr).max(1)).enumerate().collect();
-            share(panels, product.w.len(), |(i, panel)| simd::run(level, Groups { product, group, taps, first: i * mr, panel }));
+            share(panels, product.w.len(), |(i, panel)| grouped_panel(level, product, group, taps, i * mr, panel));
         }
     } else {
-        let columns = (0..product.outputs).step_by(lanes).map(|first| Columns { product, first, phases: Vec::new() });
-        let mut columns: Vec<Columns<'_>> = columns.collect();
+        let mut tasks: Vec<_> = (0..product.outputs).step_by(lanes).map(|first| (first, Vec::new())).collect();
         for (taps, panels) in phases {
             let panels = panels.chunks_mut((cells * taps.len() * lanes).max(1));
-            panels.zip(&mut columns).for_each(|(panels, columns)| columns.phases.push((taps, panels)));
+            panels.zip(&mut tasks).for_each(|(panels, (_, phases))| phases.push((taps, panels)));
         }
-        share(columns, product.w.len(), |columns| simd::run(level, columns));
+        share(tasks, product.w.len(), |(first, mut phases)| columns(level, product, first, &mut phases));
     }
     packed
 }
@@ -41,64 +41,46 @@ pub fn share<T: Send>(tasks: Vec<T>, values: usize, work: impl Fn(T) + Send + Sy
     }
 }
 
-/// A panel of one phase, for a unit that reads groups of rows.
-struct Groups<'a> {
-    product: &'a Product<'a>,
-    group: usize,
-    taps: &'a [Tap],
-    /// Output channel.
-    first: usize,
-    panel: &'a mut [f32],
-}
-
-impl Task for Groups<'_> {
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        let (product, inputs) = (self.product, self.product.source.channels);
+task! {
+    /// A panel of one phase, from output channel `first` on, for a unit that reads groups of rows.
+    fn grouped_panel<S>(s, product: &'a Product<'a>, group: usize, taps: &'a [Tap], first: usize, panel: &'a mut [f32]) {
+        let inputs = product.source.channels;
         let [stride_m, stride_r] = product.strides();
-        let rows = S::MR.min(product.outputs - self.first);
-        for (g, panel) in self.panel.chunks_exact_mut(self.taps.len() * S::MR * self.group).enumerate() {
+        let rows = S::MR.min(product.outputs - first);
+        for (g, panel) in panel.chunks_exact_mut(taps.len() * S::MR * group).enumerate() {
             // Terms of this group, two to a cell.
-            let terms = g * S::TERMS * self.group..inputs.min((g + 1) * S::TERMS * self.group);
-            for (tap, block) in self.taps.iter().zip(panel.chunks_exact_mut(S::MR * self.group)) {
-                for (i, cells) in block.chunks_exact_mut(self.group).enumerate() {
+            let terms = g * S::TERMS * group..inputs.min((g + 1) * S::TERMS * group);
+            for (tap, block) in taps.iter().zip(panel.chunks_exact_mut(S::MR * group)) {
+                for (i, cells) in block.chunks_exact_mut(group).enumerate() {
                     let mut halves = [[0.0; MAX_LANES]; 2];
                     if i < rows {
-                        let row = &product.w[(self.first + i) * stride_m + tap.weight..];
+                        let row = &product.w[(first + i) * stride_m + tap.weight..];
                         for (k, r) in terms.clone().enumerate() {
                             halves[k % S::TERMS][k / S::TERMS] = row[r * stride_r];
                         }
                     }
-                    s.store_part(s.cell(s.load(&halves[0]), s.load(&halves[1])), cells, self.group);
+                    s.store_part(s.cell(s.load(&halves[0]), s.load(&halves[1])), cells, group);
                 }
             }
         }
     }
 }
 
-/// `LANES` output channels in all phases.
-struct Columns<'a> {
-    product: &'a Product<'a>,
-    first: usize,
-    /// The taps of each, and its panels, the last channels' cut to whole panels that exist.
-    phases: Vec<(&'a [Tap], &'a mut [f32])>,
-}
-
-impl Task for Columns<'_> {
-    #[inline(always)]
-    fn run<S: Simd>(mut self, s: S) {
-        let (inputs, taps) = (self.product.source.channels, self.product.taps());
-        let rows = S::LANES.min(self.product.outputs - self.first);
-        let [stride_m, stride_r] = self.product.strides();
-        let values = &self.product.w[self.first * stride_m..];
+task! {
+    /// `LANES` output channels in all phases: the taps of each, and its panels, the last channels' cut to whole panels that exist.
+    fn columns<S, 'b>(s, product: &'a Product<'a>, first: usize, phases: &'a mut [(&'b [Tap], &'b mut [f32])]) {
+        let (inputs, taps) = (product.source.channels, product.taps());
+        let rows = S::LANES.min(product.outputs - first);
+        let [stride_m, stride_r] = product.strides();
+        let values = &product.w[first * stride_m..];
         let mut block = [0.0; MAX_LANES * MAX_LANES];
-        if !self.product.transposed {
+        if !product.transposed {
             // (r, t) is contiguous and, of the one phase, already in the order of the panel.
             for k in (0..stride_m).step_by(S::LANES) {
                 let cols = S::LANES.min(stride_m - k);
                 s.transpose(&values[k..], stride_m, rows, cols, &mut block, S::LANES);
                 for c in 0..cols {
-                    scatter(s, &block[c * S::LANES..], &mut *self.phases[0].1, [inputs, taps], [(k + c) / taps, (k + c) % taps]);
+                    scatter(s, &block[c * S::LANES..], &mut *phases[0].1, [inputs, taps], [(k + c) / taps, (k + c) % taps]);
                 }
             }
             return;
@@ -112,7 +94,7 @@ impl Task for Columns<'_> {
                 } else {
                     s.transpose(&values[t..], taps, rows, cols, &mut block, S::LANES);
                 }
-                for (phase, panels) in &mut self.phases {
+                for (phase, panels) in phases.iter_mut() {
                     for (i, tap) in phase.iter().enumerate() {
                         if (t..t + cols).contains(&tap.weight) {
                             scatter(s, &block[(tap.weight - t) * S::LANES..], panels, [inputs, phase.len()], [r, i]);

@@ -7,9 +7,10 @@
 use rayon::prelude::*;
 
 use super::super::scratch::{self, Buffer};
-use super::super::simd::{self, Level, Simd, Task};
+use super::super::simd::{Level, Simd, Task};
 use super::tiling::{Layout, POINTS};
 use super::transform;
+use crate::tasks::task;
 
 /// The weights as `w[co][ci][9]`, and which of the two is reduced over.
 #[derive(Clone, Copy)]
@@ -34,13 +35,13 @@ impl Filters<'_> {
         for (vector, out) in transformed.chunks_exact_mut(layout.block()).enumerate() {
             let of_vector = tasks.len();
             let parts = (0..padded).step_by(channels);
-            tasks.extend(parts.map(|first| Forward { filters: self, vector, first, points: Vec::with_capacity(POINTS) }));
+            tasks.extend(parts.map(|start| (vector, start, Vec::with_capacity(POINTS))));
             for point in out.chunks_exact_mut(layout.point) {
                 let parts = point[..padded * lanes].chunks_mut(channels * lanes);
-                parts.zip(&mut tasks[of_vector..]).for_each(|(part, task)| task.points.push(part));
+                parts.zip(&mut tasks[of_vector..]).for_each(|(part, (.., points))| points.push(part));
             }
         }
-        tasks.into_par_iter().with_max_len(1).for_each(|task| simd::run(level, task));
+        tasks.into_par_iter().with_max_len(1).for_each(|(vector, start, mut points)| forward(level, self, vector, start, &mut points));
         transformed
     }
 }
@@ -51,26 +52,16 @@ fn blocks_per_task(blocks: usize, vectors: usize, threads: usize) -> usize {
     blocks.div_ceil((2 * threads).div_ceil(vectors))
 }
 
-/// Transforms some filters of one vector of produced channels.
-struct Forward<'a> {
-    filters: Filters<'a>,
-    vector: usize,
-    /// The first of the reduced channels, a multiple of `LANES`.
-    first: usize,
-    /// For each point the channels from there on.
-    points: Vec<&'a mut [f32]>,
-}
-
-impl Task for Forward<'_> {
-    #[inline(always)]
-    fn run<S: Simd>(mut self, s: S) {
+task! {
+    /// Transforms some filters of one vector of produced channels: those of the reduced channels from `start`, a multiple of `LANES`, on, of which
+    /// `points` has each point's part.
+    fn forward<S, 'b>(s, f: Filters<'a>, vector: usize, start: usize, points: &'a mut [&'b mut [f32]]) {
         let l = S::LANES;
-        let f = self.filters;
-        let end = f.reduced.min(self.first + self.points[0].len() / l);
-        let first = self.vector * l;
+        let end = f.reduced.min(start + points[0].len() / l);
+        let first = vector * l;
         let lanes = l.min(f.produced - first);
         let mut taps = scratch::take(9 * l * l);
-        for block in (self.first..end).step_by(l) {
+        for block in (start..end).step_by(l) {
             let channels = l.min(end - block);
             if f.transposed {
                 for k in 0..channels {
@@ -86,11 +77,11 @@ impl Task for Forward<'_> {
                 }
             }
             for k in 0..channels {
-                transform_one(s, &taps[k * 9 * l..][..9 * l], f.transposed, &mut self.points, (block - self.first + k) * l);
+                transform_one(s, &taps[k * 9 * l..][..9 * l], f.transposed, points, (block - start + k) * l);
             }
             // The products run over whole blocks of channels.
-            for point in &mut self.points {
-                point[(block - self.first) * l..][channels * l..l * l].fill(0.0);
+            for point in points.iter_mut() {
+                point[(block - start) * l..][channels * l..l * l].fill(0.0);
             }
         }
     }

@@ -19,11 +19,12 @@ use rayon::prelude::*;
 use super::super::machine::{FEW_TILES_OF_WEIGHTS, machine};
 use super::super::scratch;
 use super::super::shape::ConvShape;
-use super::super::simd::{self, Simd, Task};
+use super::super::simd;
 use super::filter::Gradient;
 use super::input::{self, Transform};
 use super::product::{Product, over_tiles};
 use super::tiling::{Layout, POINTS, Tiling, pairs, split};
+use crate::tasks::task;
 
 /// Writes all of `dw`. There is some of `dy`.
 pub fn weight_grad(shape: &ConvShape, x: &[f32], dy: &[f32], dw: &mut [f32]) {
@@ -35,13 +36,10 @@ pub fn weight_grad(shape: &ConvShape, x: &[f32], dy: &[f32], dw: &mut [f32]) {
     let (blocks, vectors) = (tiling.shape.in_channels.div_ceil(lanes), tiling.shape.out_channels.div_ceil(lanes));
     let pairs = distribute(tiling, &ranges(blocks, block_parts), &ranges(vectors, vector_parts), lanes, dw);
     let rows = ranges(tiling.rows(), row_parts);
-    let accumulate = |pair: &Pair<'_>, rows: &Range<usize>, sums: &mut [f32]| {
-        simd::run(level, Accumulate { tiling, x, dy, pair, rows, sums });
-    };
     if let [all] = &rows[..] {
         pairs.into_par_iter().with_max_len(1).for_each(|pair| {
             let mut sums = scratch::take(pair.sums_len(lanes));
-            accumulate(&pair, all, &mut sums);
+            accumulate(level, tiling, x, dy, &pair, all, &mut sums);
             pair.gradients(&[&sums], lanes).into_iter().for_each(|task| simd::run(level, task));
         });
         return;
@@ -50,7 +48,7 @@ pub fn weight_grad(shape: &ConvShape, x: &[f32], dy: &[f32], dw: &mut [f32]) {
     let mut sums = scratch::take(pairs.len() * row_parts * longest);
     sums.par_chunks_exact_mut(longest).enumerate().with_max_len(1).for_each(|(i, sums)| {
         let pair = &pairs[i / row_parts];
-        accumulate(pair, &rows[i % row_parts], &mut sums[..pair.sums_len(lanes)]);
+        accumulate(level, tiling, x, dy, pair, &rows[i % row_parts], &mut sums[..pair.sums_len(lanes)]);
     });
     let sums = pairs.into_iter().zip(sums.chunks_exact(row_parts * longest));
     let tasks: Vec<_> = sums.flat_map(|(pair, sums)| pair.gradients(&sums.chunks_exact(longest).collect::<Vec<_>>(), lanes)).collect();
@@ -138,45 +136,33 @@ fn distribute<'a>(
     pairs
 }
 
-/// Forms the sums of a pair over some rows of tiles.
-struct Accumulate<'a> {
-    tiling: &'a Tiling,
-    x: &'a [f32],
-    dy: &'a [f32],
-    pair: &'a Pair<'a>,
-    rows: &'a Range<usize>,
-    /// `[vector][point][ci][LANES]`, overwritten.
-    sums: &'a mut [f32],
-}
-
-impl Task for Accumulate<'_> {
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
+task! {
+    /// Forms the sums of a pair over some rows of tiles, `[vector][point][ci][LANES]`; they are overwritten.
+    fn accumulate<S>(s, t: &'a Tiling, x: &'a [f32], dy: &'a [f32], pair: &'a Pair<'a>, rows: &'a Range<usize>, sums: &'a mut [f32]) {
         let l = S::LANES;
-        let t = self.tiling;
-        self.sums.fill(0.0);
-        let sums_layout = self.pair.layout(l);
-        let (blocks, vectors) = (self.pair.blocks.len(), self.pair.vectors.len());
+        sums.fill(0.0);
+        let sums_layout = pair.layout(l);
+        let (blocks, vectors) = (pair.blocks.len(), pair.vectors.len());
         let row_bytes = (blocks + vectors) * l * POINTS * size_of::<f32>() * t.across;
         // The transformed data of a group take their part of the cache, or as much as the sums, which each group reads and writes once.
-        let per_group = (machine().group_bytes().max(size_of_val(&*self.sums)) / row_bytes).max(1);
-        let longest = Layout::new(per_group.min(self.rows.len()) * t.across, l);
+        let per_group = (machine().group_bytes().max(size_of_val(sums)) / row_bytes).max(1);
+        let longest = Layout::new(per_group.min(rows.len()) * t.across, l);
         let mut v = scratch::take(blocks * longest.block());
         let mut y = scratch::take(vectors * longest.block());
         let mut pixels = scratch::take(input::scratch_len(t.shape.width.max(t.out_width), l));
-        for rows in split(self.rows.clone(), self.rows.len().div_ceil(per_group)) {
+        for rows in split(rows.clone(), rows.len().div_ceil(per_group)) {
             let tiles = rows.len() * t.across;
             let layout = Layout::new(tiles, l);
-            for (block, out) in self.pair.blocks.clone().zip(v.chunks_exact_mut(layout.block())) {
-                Transform { tiling: t, values: self.x, block, rows: rows.clone(), layout, pixels: &mut pixels, out }.run(s);
+            for (block, out) in pair.blocks.clone().zip(v.chunks_exact_mut(layout.block())) {
+                Transform { tiling: t, values: x, block, rows: rows.clone(), layout, pixels: &mut pixels, out }.run(s);
             }
-            for (block, out) in self.pair.vectors.clone().zip(y.chunks_exact_mut(layout.block())) {
-                Transform { tiling: t, values: self.dy, block, rows: rows.clone(), layout, pixels: &mut pixels, out }.gradient(s);
+            for (block, out) in pair.vectors.clone().zip(y.chunks_exact_mut(layout.block())) {
+                Transform { tiling: t, values: dy, block, rows: rows.clone(), layout, pixels: &mut pixels, out }.gradient(s);
             }
             for (vector, vectors) in pairs(0..vectors) {
                 for point in 0..POINTS {
                     let (a, b) = (&v[point * layout.point..], &y[vector * layout.block() + point * layout.point..]);
-                    let c = &mut self.sums[vector * sums_layout.block() + point * sums_layout.point..];
+                    let c = &mut sums[vector * sums_layout.block() + point * sums_layout.point..];
                     let (a_block, b_vector, c_vector) = (layout.block(), layout.block(), sums_layout.block());
                     over_tiles(s, Product { a, a_block, b, b_vector, c, c_vector, vectors, tiles, blocks });
                 }

@@ -14,7 +14,7 @@ use clap::{Arg, ArgMatches, Command};
 use serde_json::{Value, json};
 
 use crate::signals::{terminate, wake};
-use crate::{Failure, Usage, option, rate, reader_has_gone, say, switch, text};
+use crate::{Failure, Usage, option, quoted, rate, reader_has_gone, say, switch, text};
 
 /// Between two looks of `--follow`.
 const LOOK: Duration = Duration::from_secs(2);
@@ -51,10 +51,11 @@ fn asked(matches: &ArgMatches, project: &str) -> Result<RunDir, Failure> {
     if let Some(run) = text(matches, "run") {
         let run = RunDir::open(run_of(Path::new(&run)))?;
         // Any folder opens, and of one that is none nobody may believe that it is a run that has ended.
-        let files = [run.checkpoints(), run.config(), run.events(), run.heartbeat()];
+        let files = [run.checkpoints(), run.config(), run.events(), run.heartbeat(), run.path().join("run.lock")];
         if run.holder().is_none() && !files.iter().any(|file| file.exists()) {
-            let folder = run.path().display();
-            return Err(Usage(format!("{folder} is not a run directory; `--project {folder}` asks for the last run in it")).into());
+            let folder = run.path();
+            let reason = format!("{} is not a run directory; `--project {}` asks for the last run in it", folder.display(), quoted(folder));
+            return Err(Usage(reason).into());
         }
         return Ok(run);
     }

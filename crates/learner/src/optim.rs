@@ -295,30 +295,4 @@ mod tests {
             }
         }
     }
-    /// A matrix of more numbers than are summed on one thread, whose second update is clipped.
-    #[test]
-    fn adafactors_bits_do_not_hang_on_threads() {
-        const SHAPE: [usize; 2] = [2048, 2064];
-        let layout = Layout::from_entries(vec![Entry { name: "w".into(), shape: SHAPE.to_vec(), group: Some(0), dtype: DType::F32 }]);
-        let layout = OptimizerKind::Adafactor.arrange(layout);
-        let groups = [Group { lr_scale: 1.0, weight_decay: 0.05, bias: false }];
-        let hyper = Hyper { lr: vec![0.02], momentum: 0.9, accumulate: 1 };
-        let numbers: Vec<f32> =
-            (0..(SHAPE[0] * SHAPE[1]) as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 8) as f32 * 1e-7 - 0.8).collect();
-        let twice = || {
-            let device = Device::flex();
-            let mut weights = vec![Some(upload(&numbers, &device))];
-            let mut optimizer = Optimizer::new(OptimizerKind::Adafactor, OptimizerKind::Adafactor.constants(), &layout);
-            for number in 1..3 {
-                let grad = upload(&numbers, &device).mul_scalar(10_u32.pow(number as u32));
-                (weights, optimizer) =
-                    optimizer.step(&layout, &groups, &hyper, number, &weights, GradBuffer::of(&layout, vec![Some(grad)]));
-            }
-            let bits = |tensor: &Option<Tensor<1>>| tensor.as_ref().unwrap().try_to_vec_as::<f32>().unwrap();
-            bits(&weights[0])
-        };
-        let in_pool = |threads: usize| rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap().install(twice);
-        let one = in_pool(1);
-        assert!([2, 3, 5].into_iter().all(|threads| in_pool(threads) == one));
-    }
 }

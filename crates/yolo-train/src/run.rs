@@ -214,7 +214,7 @@ fn shapes(config: &TrainConfig) -> Vec<Shape> {
 
 /// The convolutions of a network at this height and width in batches of so many images, each once.
 fn of_network(form: YoloConfig, [height, width]: [usize; 2], images: usize) -> Vec<Shape> {
-    let convolutions = form.init(0, &processor()).summary(height, width).convolutions;
+    let convolutions = form.summary(height, width, &processor()).convolutions;
     let distinct: BTreeSet<_> = convolutions.into_iter().collect();
     let shapes = distinct.into_iter().map(|c| {
         let conv = Conv { c_in: c.cin, c_out: c.cout, kernel: c.k, stride: c.stride, input: c.input, normed: c.normed, images };

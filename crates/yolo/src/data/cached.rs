@@ -1,9 +1,10 @@
 //! `cache=ram` and `cache=disk`: images decoded and fitted to `imgsz` once. Batches are the same bits with and without.
 //!
-//! On disk they stand in the user's cache folder, never in the dataset; a file's name hashes the image's path, size and times and the
+//! On disk they stand in the user's cache folder, never in the dataset; a file's name hashes the image's path, size and time and the
 //! size it was fitted to, so a changed image is decoded anew and datasets share nothing by accident. Remove the folder to free the space.
 //! Files are not flushed, which would take twenty times as long as decoding; one that a power cut has torn is told by its length or its sum, and made
-//! again.
+//! again in its place. So is that of an image which the system has changed since (on Unix): it is in the sum and not in the name, for links and
+//! permissions are changes too, and the space of what is kept would be taken twice.
 //!
 //! An image that cannot be decoded is left out here, and fails whoever asks for it, as it does without a cache.
 
@@ -23,6 +24,7 @@ use super::error::DataError;
 use super::frame::Frame;
 use super::item::Item;
 use super::letterbox::fit;
+use super::record::Stamp;
 
 /// MiB that are needed and that are free, where so many bytes are too few: rounded apart, for what needs any does not need 0.
 fn lacking(need: u64, free: u64) -> Option<(u64, u64)> {
@@ -97,6 +99,8 @@ impl Dataset<Item> for RamCache {
 pub struct DiskCache {
     dataset: Arc<YoloDataset>,
     files: Vec<PathBuf>,
+    /// By which the sums of the files' pixels are turned.
+    changes: Vec<u64>,
     imgsz: u32,
 }
 
@@ -115,7 +119,9 @@ impl DiskCache {
         std::fs::create_dir_all(dir).map_err(DataError::io(dir))?;
         sweep_dead(dir);
         let total = dataset.len();
-        let files: Vec<PathBuf> = (0..total).map(|i| dir.join(file_name(&dataset, i, imgsz))).collect();
+        let stamps: Vec<Stamp> = (0..total).map(|i| dataset.scan().stamp(i)).collect();
+        let files: Vec<PathBuf> = stamps.iter().enumerate().map(|(i, stamp)| dir.join(file_name(&dataset, i, *stamp, imgsz))).collect();
+        let changes: Vec<u64> = stamps.into_iter().map(change).collect();
         let whole: Vec<bool> = files.par_iter().map(|file| is_whole(file)).collect();
         let absent = whole.iter().filter(|whole| !**whole).count();
         let need = estimate(total, |index| load(&*dataset, index, imgsz)) * absent as u64 / total.max(1) as u64;
@@ -123,23 +129,23 @@ impl DiskCache {
             return Err(DataError::Disk { dir: dir.into(), need_mib, free_mib });
         }
         let keep = |index: usize| match load(&*dataset, index, imgsz) {
-            Ok(item) => write(&files[index], &item.frame),
+            Ok(item) => write(&files[index], &item.frame, changes[index]),
             Err(_) => Ok(()),
         };
         let keep = |index: usize| if whole[index] { Ok(()) } else { keep(index) };
         in_parallel::<_, Result<(), DataError>>(total, progress, keep)?;
-        Ok(Self { dataset, files, imgsz })
+        Ok(Self { dataset, files, changes, imgsz })
     }
 }
 
 impl Dataset<Item> for DiskCache {
     fn get(&self, index: usize) -> Result<Item, DatasetError> {
-        match read(&self.files[index]) {
+        match read(&self.files[index], self.changes[index]) {
             Some(frame) => Ok(Item { original: self.dataset.size(index), ..self.dataset.item(index, frame) }),
             None => {
                 let item = load(&*self.dataset, index, self.imgsz)?;
                 // For the next time; where it cannot be written, that is as slow as this one.
-                let _ = write(&self.files[index], &item.frame);
+                let _ = write(&self.files[index], &item.frame, self.changes[index]);
                 Ok(item)
             }
         }
@@ -150,12 +156,11 @@ impl Dataset<Item> for DiskCache {
     }
 }
 
-fn file_name(dataset: &YoloDataset, index: usize, imgsz: u32) -> String {
+fn file_name(dataset: &YoloDataset, index: usize, stamp: Stamp, imgsz: u32) -> String {
     let image = dataset.scan().path(index);
     let mut hash = Sha256::new();
     hash.update(image.canonicalize().unwrap_or_else(|_| image.clone()).as_os_str().as_encoded_bytes());
-    let stamp = dataset.scan().stamp(index);
-    stamp.0.iter().filter(|&&v| v != u64::MAX).for_each(|v| hash.update(v.to_le_bytes()));
+    stamp.0[..2].iter().filter(|&&v| v != u64::MAX).for_each(|v| hash.update(v.to_le_bytes()));
     hash.update(imgsz.to_le_bytes());
     hash.update(dataset.channels().to_le_bytes());
     if let Some(levels) = dataset.levels(index) {
@@ -164,10 +169,16 @@ fn file_name(dataset: &YoloDataset, index: usize, imgsz: u32) -> String {
     hash.finalize().iter().take(16).map(|b| format!("{b:02x}")).collect::<String>() + ".raw"
 }
 
-fn write(file: &Path, frame: &Frame) -> Result<(), DataError> {
+/// When the system changed the image last, as one number; 0 where it does not tell.
+fn change(stamp: Stamp) -> u64 {
+    let [.., s, ns] = stamp.0;
+    if s == u64::MAX { 0 } else { s.wrapping_mul(1_000_000_000).wrapping_add(ns) }
+}
+
+fn write(file: &Path, frame: &Frame, change: u64) -> Result<(), DataError> {
     let mut bytes = Vec::with_capacity(HEADER + frame.pixels.len());
     [frame.width, frame.height, frame.channels].iter().for_each(|&v| bytes.extend((v as u32).to_le_bytes()));
-    bytes.extend(sum(&frame.pixels).to_le_bytes());
+    bytes.extend((sum(&frame.pixels) ^ change).to_le_bytes());
     bytes.extend_from_slice(&frame.pixels);
     Ok(write_unflushed(file, &bytes)?)
 }
@@ -200,13 +211,13 @@ fn is_whole(file: &Path) -> bool {
     look().unwrap_or(false)
 }
 
-/// What a file holds; none of one that is not there, or is not whole.
-fn read(file: &Path) -> Option<Frame> {
+/// What a file holds; none of one that is not there, is not whole, or is of the image before it changed.
+fn read(file: &Path, change: u64) -> Option<Frame> {
     let mut bytes = Vec::new();
     open_regular(file).ok()?.read_to_end(&mut bytes).ok()?;
     let (header, pixels) = bytes.split_first_chunk()?;
     let [width, height, channels] = sizes(header, bytes.len() as u64)?;
-    if header[SIZES..] != sum(pixels).to_le_bytes() {
+    if header[SIZES..] != (sum(pixels) ^ change).to_le_bytes() {
         return None;
     }
     bytes.drain(..HEADER);
@@ -335,8 +346,11 @@ mod tests {
         let before = on_disk(&set, dir.path()).get(1).unwrap();
         let other = std::fs::read(dir.path().join("images/3.bmp")).unwrap();
         crate::data::record::tests::replace_unseen(&dir.path().join("images/1.bmp"), &other);
-        let now = on_disk(&set, dir.path()).get(1).unwrap();
+        let cache = on_disk(&set, dir.path());
+        let now = cache.get(1).unwrap();
         assert!(now == load(&*set, 1, 64).unwrap() && now != before);
+        assert_eq!(read(&cache.files[1], cache.changes[1]).as_ref(), Some(&now.frame), "it is kept in the other's place");
+        assert_eq!(std::fs::read_dir(dir.path().join("cache")).unwrap().count(), 4);
     }
 
     #[test]

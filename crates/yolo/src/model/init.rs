@@ -8,12 +8,18 @@ use bellows_learner::rng::{GOLDEN, mix};
 use burn::tensor::Device;
 
 use super::names::{NamedTensors, assign, named_tensors};
+use super::summary::Summary;
 use super::{Yolo, YoloConfig};
 
 impl YoloConfig {
     /// Builds the model and draws its weights from `seed`; the same on every device.
     pub fn init(&self, seed: u64, device: &Device) -> Yolo {
         initialise(self.build(device), self, seed)
+    }
+
+    /// What it consists of, for images of this height and width; no weights are drawn for that.
+    pub fn summary(&self, height: usize, width: usize, device: &Device) -> Summary {
+        self.build(device).summary(height, width)
     }
 }
 

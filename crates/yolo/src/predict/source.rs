@@ -110,6 +110,11 @@ pub fn expand(source: &str, stdin: &mut dyn Read) -> Result<Vec<Input>, SourceEr
             let text = String::from_utf8(bytes).map_err(|_| fault("a list must be UTF-8 text".into()))?;
             return some(lines(&text, path.parent().unwrap_or(Path::new(""))), || fault("an empty list".into()));
         }
+        if is_pipe(path) {
+            let mut bytes = Vec::new();
+            std::fs::File::open(path).and_then(|pipe| pipe.take(MAX_BYTES).read_to_end(&mut bytes)).map_err(|e| fault(e.to_string()))?;
+            return Ok(vec![Input::Bytes(bytes)]);
+        }
         return Ok(vec![file(path.into())]);
     }
     if source.contains(['*', '?', '[']) {
@@ -120,6 +125,18 @@ pub fn expand(source: &str, stdin: &mut dyn Read) -> Result<Vec<Input>, SourceEr
         Ok(number) => Ok(vec![Input::Camera(number)]),
         Err(_) => Err(fault("no such file or folder".into())),
     }
+}
+
+/// What somebody else writes into while it is read: `<(cat a.jpg)`, /dev/stdin.
+#[cfg(unix)]
+fn is_pipe(path: &Path) -> bool {
+    use std::os::unix::fs::FileTypeExt;
+    std::fs::metadata(path).is_ok_and(|info| info.file_type().is_fifo())
+}
+
+#[cfg(not(unix))]
+fn is_pipe(_: &Path) -> bool {
+    false
 }
 
 /// The images and films among these, in the order of their names.

@@ -15,7 +15,11 @@ pub fn packed(level: Level, product: &Product<'_>, room: fn(usize) -> Buffer) ->
     let (cells, group) = product.cells(level);
     let mut packed = room(product.taps() * product.tap_len(level));
     let mut rest = &mut packed[..];
-    let phases = product.phases.iter().filter_map(|taps| Some((&taps[..], rest.split_off_mut(..taps.len() * product.tap_len(level))?)));
+    let phases = product.phases.iter().map(|taps| {
+        let (panels, behind) = std::mem::take(&mut rest).split_at_mut(taps.len() * product.tap_len(level));
+        rest = behind;
+        (&taps[..], panels)
+    });
     if most > 1 {
         for (taps, panels) in phases {
             let panels = panels.chunks_mut((cells * taps.len() * mr).max(1)).enumerate().collect();

@@ -4,10 +4,12 @@
 //! kills of ranks (12 by default).
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test may panic, and tells what it did")]
 
+use std::iter;
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::rc::Rc;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::toy::{Ending, Toy, config, data, ending, identity, learner, net, no_poison};
@@ -113,9 +115,12 @@ fn rank_victim() {
     learner.fit(&data()).unwrap();
 }
 
-/// So many ranks of a run; where they meet nobody else is.
+/// So many ranks of a run. Where they meet nobody else is: the port is none of those that the system hands out by itself (from 32768 on at the lowest).
 fn world(dir: &Path, ranks: usize) -> Vec<Child> {
-    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    static NEXT: AtomicU16 = AtomicU16::new(20_000);
+    let mut ports = iter::repeat_with(|| NEXT.fetch_add(1, Ordering::SeqCst) + (std::process::id() % 10_000) as u16);
+    let port = ports.find(|&port| TcpListener::bind(("127.0.0.1", port)).is_ok()).unwrap();
+    let address = format!("127.0.0.1:{port}");
     let start = |rank: usize| {
         let place = format!("{rank}/{ranks}@{address}");
         command("rank_victim", dir).env(PLACE, place).stderr(Stdio::null()).spawn().unwrap()

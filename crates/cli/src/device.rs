@@ -40,9 +40,9 @@ fn is_of_all(device: &str, here: usize, mut variables: impl Iterator<Item = OsSt
     here > 1 && !device.contains(OF_RANK) && !variables.any(|name| gives_cards(&name.to_string_lossy()))
 }
 
-/// Whether a variable may give a rank a card of its own; NVIDIA's containers always have theirs, for all ranks.
+/// Whether a variable may give a rank a card of its own; containers of NVIDIA's and AMD's toolkits have theirs, for all ranks.
 fn gives_cards(variable: &str) -> bool {
-    variable.ends_with("_VISIBLE_DEVICES") && variable != "NVIDIA_VISIBLE_DEVICES"
+    variable.ends_with("_VISIBLE_DEVICES") && !["NVIDIA_VISIBLE_DEVICES", "AMD_VISIBLE_DEVICES"].contains(&variable)
 }
 
 /// This process's device cannot be used: of the ranks of an elastic run this one is left out.
@@ -142,7 +142,7 @@ mod tests {
     fn ranks_of_a_machine_share_a_card_unless_each_is_given_its_own() {
         let shared = |device, here, names: &[&str]| is_of_all(device, here, names.iter().map(OsString::from));
         for device in ["vulkan:0", "vulkan", "auto", "0"] {
-            assert!(shared(device, 2, &["CUDA_HOME", "NVIDIA_VISIBLE_DEVICES"]), "{device}");
+            assert!(shared(device, 2, &["CUDA_HOME", "NVIDIA_VISIBLE_DEVICES", "AMD_VISIBLE_DEVICES"]), "{device}");
             assert!(!shared(device, 1, &[]) && !shared(device, 2, &["CUDA_HOME", "CUDA_VISIBLE_DEVICES"]), "{device}");
         }
         assert!(!shared("vulkan:rank", 2, &[]));

@@ -217,6 +217,7 @@ impl Counters {
             lr_scale: now.lr_scale * 0.5,
             split,
             splits: now.splits.clone(),
+            unread_by_ranks: now.unread_by_ranks.clone(),
             loss_scale,
             elapsed_s,
             passed_over,
@@ -288,6 +289,14 @@ mod tests {
         assert_eq!(parts(&counters), [8, 8, 16, 16, 16]);
         let text = serde_json::to_string(&counters).unwrap();
         assert_eq!(serde_json::from_str::<Counters>(&text).unwrap(), counters);
+    }
+
+    #[test]
+    fn what_ranks_can_read_now_is_not_rolled_back() {
+        let at = |unread: [u32; 2]| Counters { unread_by_ranks: unread.into(), ..Counters::new(0, 1, 0) };
+        let mut counters = at([0, 2]);
+        counters.roll_back_from(&at([1, 0]), None);
+        assert_eq!(counters.unread_by_ranks, [1, 0]);
     }
 
     #[test]

@@ -205,7 +205,10 @@ impl Ranks {
         patience: u32,
         unread: &mut Vec<u32>,
     ) -> Result<Result<Had<B>, TaskError>, LearnError> {
-        let Some(others) = self.others() else { return Ok(made.map(|parts| Had { parts, without: Vec::new() })) };
+        let Some(others) = self.others() else {
+            unread.clear();
+            return Ok(made.map(|parts| Had { parts, without: Vec::new() }));
+        };
         let mine = match &made {
             Ok(parts) if parts.is_empty() => Read::Nothing,
             Ok(_) => Read::Made,
@@ -222,7 +225,10 @@ impl Ranks {
         let unreadable = |(rank, read)| if let Read::Unreadable(reason) = read { Some((rank, reason)) } else { None };
         let without: Vec<(usize, String)> = all.into_iter().enumerate().filter_map(unreadable).collect();
         if made_by.contains(&true) {
-            unread.resize(made_by.len(), 0);
+            // Of another number of ranks each was another one.
+            if unread.len() != made_by.len() {
+                *unread = vec![0; made_by.len()];
+            }
             if let Some((rank, reason)) = without.iter().find(|(rank, _)| unread[*rank] + 1 >= patience) {
                 let reason = format!("{patience} batches in a row of which it can read nothing: {reason}");
                 return Ok(Err(LearnError::Rank { rank: *rank, reason }.into()));
@@ -385,6 +391,28 @@ mod tests {
     #[test]
     fn an_evaluation_of_which_nothing_is_heard_is_waited_for_as_a_whole() {
         assert_eq!(waited(false), [3600.0, 600.0, 600.0, 400.0, 500.0, 400.0, 3600.0]);
+    }
+
+    /// What is counted of so many ranks of which the first one alone can read anything, after `before`.
+    fn unread(ranks: usize, before: &[u32]) -> Vec<u32> {
+        let count = |thread: Thread| {
+            let ranks = Ranks::of(Rc::new(thread), Limits::default());
+            let made = if ranks.rank() == 0 { Ok(vec![()]) } else { Err(Unreadable("away".into()).into()) };
+            let mut unread = before.to_vec();
+            ranks.readable(made, 3, &mut unread).unwrap().unwrap();
+            unread
+        };
+        thread::scope(|scope| {
+            let all: Vec<_> = threads(ranks).into_iter().map(|thread| scope.spawn(|| count(thread))).collect();
+            all.into_iter().map(|rank| rank.join().unwrap()).next_back().unwrap()
+        })
+    }
+
+    #[test]
+    fn what_another_number_of_ranks_could_not_read_is_no_rank_s_any_more() {
+        assert_eq!(unread(2, &[0, 1]), [0, 2]);
+        assert_eq!(unread(2, &[0, 2, 0]), [0, 1]);
+        assert!(unread(1, &[0, 2]).is_empty());
     }
 
     /// Knows its longest part so far.

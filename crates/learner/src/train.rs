@@ -76,6 +76,7 @@ impl<T: Task> Run<T> {
             self.state.counters.position += 1;
             return Ok(Trained::On);
         }
+        let unread_by_ranks = self.state.counters.unread_by_ranks.clone();
         let batch = match self.ranks.readable(made, SKIPS_BEFORE_ROLLBACK, &mut self.state.counters.unread_by_ranks)? {
             Ok(had) => {
                 had.without.iter().for_each(|(rank, reason)| self.goes_without(*rank, reason));
@@ -91,7 +92,11 @@ impl<T: Task> Run<T> {
         let mut step = match self.step(task, &batch, plan, &hyper) {
             Ok(step) => step,
             Err(Failure::Other(error)) => return Err(error),
-            Err(Failure::Memory(shortage)) => return Ok(Trained::TooLarge(self.too_large(task, plan, &batch, shortage))),
+            Err(Failure::Memory(shortage)) => {
+                // It comes again in smaller parts, and counts once.
+                self.state.counters.unread_by_ranks = unread_by_ranks;
+                return Ok(Trained::TooLarge(self.too_large(task, plan, &batch, shortage)));
+            }
         };
         step.times.wait = wait;
         let seconds = self.pass_on(hyper.lr, step.times);

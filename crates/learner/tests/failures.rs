@@ -321,6 +321,27 @@ fn weights_of_checkpoints_that_were_not_made_are_not_written() {
 }
 
 #[test]
+fn a_second_fit_makes_the_checkpoint_that_the_first_could_not() {
+    struct Saved(Arc<Mutex<Vec<u64>>>);
+    impl Observer for Saved {
+        fn on_saved(&mut self, step: u64) {
+            self.0.lock().unwrap().push(step);
+        }
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (run, saved) = (dir.path().join("run"), Arc::default());
+    let mut session = learner(dir.path(), config(), no_poison);
+    session.observe(Saved(Arc::clone(&saved)));
+    std::fs::rename(run.join("checkpoints"), run.join("away")).unwrap();
+    std::fs::write(run.join("checkpoints"), "").unwrap();
+    assert!(matches!(session.fit(&data()), Err(LearnError::Save(_))));
+    assert!(saved.lock().unwrap().is_empty());
+    make_room(&run);
+    session.fit(&data()).unwrap();
+    assert_eq!(saved.lock().unwrap()[0], 0);
+}
+
+#[test]
 fn weights_that_were_rolled_back_are_not_written() {
     /// Writes down of which epoch the weights are when training has gone on after a roll-back.
     struct After(PathBuf, bool, Arc<Mutex<Vec<String>>>);

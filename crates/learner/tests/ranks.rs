@@ -380,6 +380,18 @@ fn a_rank_whose_data_stay_away_ends_the_run_of_all() {
     assert_eq!(resumed, [(1, 2); 2]);
 }
 
+/// It is cut twice, and read three times.
+#[test]
+fn a_batch_that_is_cut_costs_no_more_patience_than_another() {
+    let dir = tempfile::tempdir().unwrap();
+    let short = |rank| Toy {
+        unreadable: if rank == 1 { |epoch, position| (epoch, position) == (1, 1) } else { |_, _| false },
+        shortage: |epoch, samples| (epoch == 1 && samples.len() > 1).then_some("wgpu error: Out of Memory"),
+        ..Toy::default()
+    };
+    on_ranks(dir.path(), 2, &config(2), short, finish);
+}
+
 #[test]
 fn a_rank_that_fails_ends_the_run_of_all() {
     let dir = tempfile::tempdir().unwrap();

@@ -85,9 +85,13 @@ impl Victim {
         (self.prepare)(dir);
         // Once for what is made and cached at a first start.
         assert!(self.spawn(dir, "first").wait().unwrap().success());
-        let started = Instant::now();
-        assert!(self.spawn(dir, "whole").wait().unwrap().success());
-        (self.ending(&self.run(dir, "whole")), started.elapsed().as_secs_f64())
+        // The shorter of two, of which a busy machine lengthens one.
+        let seconds = ["whole", "again"].map(|name| {
+            let started = Instant::now();
+            assert!(self.spawn(dir, name).wait().unwrap().success());
+            started.elapsed().as_secs_f64()
+        });
+        (self.ending(&self.run(dir, "whole")), seconds[0].min(seconds[1]))
     }
 
     /// Goes on to the end, which is that of the uninterrupted run, without having begun again.

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::support::{self, checkpoints, ending, expect_code, reached, tiny_data, yolo_train};
@@ -10,9 +10,11 @@ use crate::support::{self, checkpoints, ending, expect_code, reached, tiny_data,
 /// Batches an epoch of the tiny set: 11 images, 4 a batch; windows of 2 straddle the epochs; mosaic closes in the last of 3.
 const BATCHES: u64 = 3;
 
-fn start(dir: &Path, name: &str) -> std::process::Child {
+fn training(dir: &Path, name: &str) -> Command {
     let args = ["--data", "tiny.yaml", "--name", name, "--checkpoint-minutes", "0", "--plots", "false"];
-    yolo_train(dir, &args).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+    let mut command = yolo_train(dir, &args);
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    command
 }
 
 fn same(a: &[(String, Vec<u8>)], b: &[(String, Vec<u8>)], what: &str) {
@@ -26,7 +28,7 @@ fn same(a: &[(String, Vec<u8>)], b: &[(String, Vec<u8>)], what: &str) {
 fn killed_and_resumed_it_ends_in_the_same_bits() {
     let dir = tempfile::tempdir().unwrap();
     tiny_data(dir.path());
-    assert!(start(dir.path(), "whole").wait().unwrap().success());
+    assert!(training(dir.path(), "whole").status().unwrap().success());
     let whole = dir.path().join("runs/detect/whole");
     let expected = ending(&whole);
     let csv = std::fs::read_to_string(whole.join("results.csv")).unwrap();
@@ -45,14 +47,10 @@ fn killed_and_resumed_it_ends_in_the_same_bits() {
     for kill_at in [1, BATCHES, BATCHES + 2, 2 * BATCHES + 1] {
         let name = format!("killed{kill_at}");
         let run = dir.path().join("runs/detect").join(&name);
-        let mut child = start(dir.path(), &name);
-        let started = Instant::now();
-        while !reached(&run, kill_at) {
-            assert!(started.elapsed() < Duration::from_secs(120) && child.try_wait().unwrap().is_none(), "{name} never got there");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        child.kill().unwrap();
-        child.wait().unwrap();
+        // When it begins the step after that one.
+        let mut killed = training(dir.path(), &name);
+        let ended = killed.env("BELLOWS_FAULT", format!("kill:step:{kill_at}")).status().unwrap();
+        assert!(ended.code().is_none() && reached(&run, kill_at) && !reached(&run, kill_at + 1), "{name}: {ended}");
         let more: &[&str] = if kill_at > BATCHES { &moved } else { &[] };
         let (out, _) = expect_code(&mut yolo_train(dir.path(), &[&["--resume", run.to_str().unwrap()][..], more].concat()), 0);
         assert!(out.contains("going on at epoch"), "{out}");
@@ -82,7 +80,7 @@ fn a_signal_stops_cleanly_and_two_processes_cannot_share_a_run() {
     let (_, error) = expect_code(&mut yolo_train(dir.path(), &["--resume", run.to_str().unwrap()]), 2);
     assert!(error.contains(&child.id().to_string()), "the holder's pid is named: {error}");
 
-    let kill = std::process::Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap();
+    let kill = Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap();
     assert!(kill.success());
     assert_eq!(child.wait().unwrap().code(), Some(0));
     let events = std::fs::read_to_string(run.join("events.jsonl")).unwrap();
@@ -96,7 +94,7 @@ fn a_signal_stops_cleanly_and_two_processes_cannot_share_a_run() {
 fn words_that_nobody_hears_end_no_run() {
     let dir = tempfile::tempdir().unwrap();
     tiny_data(dir.path());
-    assert!(start(dir.path(), "w").wait().unwrap().success());
+    assert!(training(dir.path(), "w").status().unwrap().success());
     let run = dir.path().join("runs/detect/w");
     std::fs::write(checkpoints(&run).pop().unwrap().join("weights.safetensors"), "damaged").unwrap();
     let mut again = yolo_train(dir.path(), &["--resume", run.to_str().unwrap()]);
@@ -179,7 +177,7 @@ fn the_run_directory_is_complete() {
 #[test]
 fn the_library_example_learns() {
     let dir = tempfile::tempdir().unwrap();
-    let mut example = std::process::Command::new(support::program("examples/train_custom"));
+    let mut example = Command::new(support::program("examples/train_custom"));
     let (out, _) = expect_code(example.current_dir(dir.path()).args(["runs", "2"]), 0);
     assert!(out.starts_with("2 epochs, mAP50 "), "{out}");
     let csv = std::fs::read_to_string(dir.path().join("runs/shapes/results.csv")).unwrap();

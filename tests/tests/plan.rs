@@ -217,10 +217,9 @@ fn a_resumed_run_holds_no_more_than_it_did() {
     let (out, _) = expect_code(&mut llm_finetune(dir.path(), &["--config", "tiny.yaml", "--name", "whole"]), 0);
     let whole = held(&out);
     let run = dir.path().join("runs/sft/cut");
-    let mut child = llm_finetune(dir.path(), &["--config", "tiny.yaml", "--name", "cut", "--epochs", "20"]).spawn().unwrap();
-    support::wait_for("a second checkpoint", &mut child, || checkpoints(&run).len() > 1);
-    child.kill().unwrap();
-    child.wait().unwrap();
+    let mut cut = llm_finetune(dir.path(), &["--config", "tiny.yaml", "--name", "cut", "--epochs", "20"]);
+    let ended = cut.env("BELLOWS_FAULT", "kill:step:8").output().unwrap();
+    assert!(ended.status.code().is_none() && checkpoints(&run).len() > 1, "{ended:?}");
     let config = std::fs::read_to_string(run.join("config.yaml")).unwrap();
     assert!(config.lines().any(|line| line.starts_with("gradient_checkpointing:") && !line.contains("auto")), "settled once: {config}");
     let (out, _) = expect_code(&mut llm_finetune(dir.path(), &["--resume", run.to_str().unwrap()]), 0);

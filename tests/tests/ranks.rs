@@ -123,7 +123,7 @@ fn a_rank_that_is_killed_ends_the_run_and_any_number_goes_on() {
 fn a_supervisor_starts_all_ranks_again() {
     let dir = tempfile::tempdir().unwrap();
     tiny_data(dir.path());
-    let limits = "start=120,first=120,step=8,evaluation=8,save=8,export=120";
+    let limits = "start=120,first=120,step=20,evaluation=20,save=60,export=120";
     let survived = |fault: &str, rank: &str, what: &str| {
         let name = format!("{}-{rank}", fault.replace(':', "-"));
         let command = &mut detector(dir.path(), &name, &["--ranks", "2", "--supervise", "--heartbeat", limits]);
@@ -384,7 +384,7 @@ fn an_elastic_run_goes_on_with_the_ranks_that_are_left() {
     let three = ["--ranks", "3", "--batch", "1"];
     expect_code(&mut detector(dir.path(), "whole", &three), 0);
     let schedule = |name: &str| columns(&run_of(dir.path(), name), &["epoch", "lr/"]);
-    let limits = "start=120,first=120,step=8,evaluation=8,save=8,export=120";
+    let limits = "start=120,first=120,step=20,evaluation=20,save=60,export=120";
     let survived = |fault: &str, rank: usize| {
         let name = format!("{}-{rank}", fault.replace(':', "-"));
         let command = &mut detector(dir.path(), &name, &[&three[..], &["--supervise", "--elastic", "--heartbeat", limits]].concat());

@@ -163,7 +163,6 @@ mod tests {
     #[test]
     #[cfg(unix)]
     fn the_memory_of_a_card_is_what_its_driver_tells() {
-        use std::os::unix::fs::PermissionsExt;
         let dir = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &str| {
             let path = dir.path().join(name);
@@ -171,8 +170,7 @@ mod tests {
             fs::write(path, text).unwrap();
         };
         let program = dir.path().join("nvidia-smi");
-        write("nvidia-smi", "#!/bin/sh\necho '00000000:02:00.0, 24576'\n");
-        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        smi::tests::script(&program, "echo '00000000:02:00.0, 24576'");
         write("0000:01:00.0/vendor", "0x1002\n");
         write("0000:01:00.0/mem_info_vram_total", "8589934592\n");
         let at = |pci: &str| Adapter { pci: pci.into(), ..adapter(0, AdapterKind::Discrete, None) };

@@ -69,8 +69,16 @@ pub(crate) fn same_place(a: &str, b: &str) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
+
+    /// Lets `sh` write a program of these lines: a process that another test starts has a file that is open for writing here until it is another program, and
+    /// what is open for writing cannot be run.
+    #[cfg(unix)]
+    pub(crate) fn script(program: &Path, lines: &str) {
+        let write = "printf '#!/bin/sh\\n%s\\n' \"$1\" > \"$0\" && chmod 755 \"$0\"";
+        assert!(Command::new("sh").args(["-c", write]).arg(program).arg(lines).status().unwrap().success());
+    }
 
     #[test]
     fn what_a_card_does_not_tell_is_no_number() {
@@ -90,13 +98,9 @@ mod tests {
     #[test]
     #[cfg(unix)]
     fn it_is_not_waited_for() {
-        use std::os::unix::fs::PermissionsExt;
         let dir = tempfile::tempdir().unwrap();
         let program = dir.path().join("nvidia-smi");
-        let script = |body: &str| {
-            std::fs::write(&program, format!("#!/bin/sh\n{body}\n")).unwrap();
-            std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
-        };
+        let script = |body: &str| script(&program, body);
         let patience = Duration::from_secs(10);
         script("case \"$*\" in --query-gpu=pci.bus_id,memory.total*nounits) echo '00000000:03:00.0, 8192';; *) exit 6;; esac");
         assert_eq!(memories(&program, patience), [("00000000:03:00.0".to_owned(), 8 << 30)]);

@@ -172,14 +172,10 @@ mod tests {
     #[test]
     #[cfg(unix)]
     fn nvidia_smi_is_asked_about_the_card() {
-        use std::os::unix::fs::PermissionsExt;
         let dir = tempfile::tempdir().unwrap();
         write(dir.path(), "vendor", "0x10de\n");
         let program = dir.path().join("nvidia-smi");
-        let script = |body: &str| {
-            fs::write(&program, format!("#!/bin/sh\n{body}\n")).unwrap();
-            fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
-        };
+        let script = |body: &str| smi::tests::script(&program, body);
         let find = || Source::find(dir.path(), PCI, program.as_os_str());
         script(&format!("case \"$*\" in *noheader,nounits*--id={PCI}*) echo '1234, 57, [N/A]';; *) exit 6;; esac"));
         let read = find().unwrap().read();

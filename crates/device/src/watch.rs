@@ -214,16 +214,13 @@ fn describe_code(status: ExitStatus) -> String {
 mod tests {
     use super::*;
     use crate::adapter::Backend;
-    use std::fs;
-    use std::os::unix::fs::PermissionsExt;
     use std::path::PathBuf;
 
     #[test]
     fn what_the_machine_has_not_got_is_told_from_what_a_driver_did() {
         let folder = tempfile::tempdir().unwrap();
         let killed = folder.path().join("killed");
-        fs::write(&killed, "#!/bin/sh\nkill -9 $$\n").unwrap();
-        fs::set_permissions(&killed, fs::Permissions::from_mode(0o755)).unwrap();
+        crate::smi::tests::script(&killed, "kill -9 $$");
         let end = |exe: PathBuf| run(&Job::List(Backend::Vulkan), &ProbeOptions { exe: Some(exe), ..ProbeOptions::default() });
         assert!(end(killed).momentary() && end(folder.path().join("absent")).momentary());
         assert!(!end("/bin/false".into()).momentary());

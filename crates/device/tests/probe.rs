@@ -195,12 +195,12 @@ fn a_hang_is_cut_off_and_auto_takes_the_cpu() {
 #[test]
 fn a_hang_or_crash_while_listing_needs_no_driver_to_be_survived() {
     let folder = tempfile::tempdir().unwrap();
-    let hang = ProbeOptions { step_limit: Duration::from_secs(1), ..options(folder.path(), "hang:enumerate") };
+    let hang = ProbeOptions { step_limit: Duration::from_secs(10), ..options(folder.path(), "hang:enumerate") };
     let start = Instant::now();
     let reason = select(&DeviceRequest::Auto, &hang).unwrap().fallback.unwrap();
-    assert!(reason.contains("list adapters: no answer within 1 s"), "{reason}");
+    assert!(reason.contains("list adapters: no answer within 10 s"), "{reason}");
     // Not a measurement: the hang is endless, and a limit that is not kept must fail.
-    assert!(start.elapsed() < Duration::from_secs(15), "{:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(60), "{:?}", start.elapsed());
     let crash = options(folder.path(), "crash:enumerate");
     let error = select(&VULKAN, &crash).unwrap_err().to_string();
     assert!(error.contains("listing the vulkan adapters failed") && error.contains("SIGABRT"), "{error}");

@@ -128,7 +128,7 @@ mod tests {
             let merged = Shared::among(Some(others)).merge(vec![(others.rank(), "x".repeat(SHARE))]);
             merged.map(|shares| shares.iter().map(String::len).collect::<Vec<_>>()).map_err(|error| error.to_string())
         };
-        let limit = Duration::from_secs(2);
+        let limit = Duration::from_secs(8);
         let all = thread::scope(|scope| {
             let first = scope.spawn(|| {
                 let others = Tcp::host(&listener, 2, &|| None).unwrap();
@@ -138,7 +138,7 @@ mod tests {
             let second = scope.spawn(|| {
                 let others = Tcp::join(&address, 1, 2, Duration::from_secs(20), &|_| {}).unwrap();
                 others.wait_at_most(limit);
-                let until = Instant::now() + Duration::from_secs(3);
+                let until = Instant::now() + Duration::from_secs(9);
                 while Instant::now() < until {
                     others.sign_of_life();
                     thread::sleep(Duration::from_millis(50));

@@ -657,10 +657,10 @@ fn an_export_is_waited_for_by_its_own_limit_and_told_when_it_fails() {
     assert_eq!(errors, ["exporting the weights", "rank 0: exporting the weights: the device has no answer"]);
 }
 
-/// Two ranks over real connections, which wait for each other's evaluation for two seconds: how they end, if the second one's has so many pieces of so long.
-fn with_a_slow_evaluation(pieces: usize, each: Duration) -> Vec<Result<Outcome, String>> {
+/// Two ranks over real connections, which wait for each other's evaluation for so many seconds: how they end, if the second one's has so many pieces of so long.
+fn with_a_slow_evaluation(limit: f64, pieces: usize, each: Duration) -> Vec<Result<Outcome, String>> {
     let (dir, listener) = (tempfile::tempdir().unwrap(), TcpListener::bind("127.0.0.1:0").unwrap());
-    let limits = Limits::of(&BTreeMap::from([("evaluation".to_string(), 2.0)])).unwrap();
+    let limits = Limits::of(&BTreeMap::from([("evaluation".to_string(), limit)])).unwrap();
     let train = |number: usize| {
         let address = listener.local_addr().unwrap().to_string();
         let exchange = match number {
@@ -684,8 +684,8 @@ fn with_a_slow_evaluation(pieces: usize, each: Duration) -> Vec<Result<Outcome, 
 /// A rank that is done with its share of an evaluation before another one is.
 #[test]
 fn a_rank_that_judges_for_long_is_waited_for_and_one_that_hangs_is_not() {
-    let slow = with_a_slow_evaluation(60, Duration::from_millis(50));
+    let slow = with_a_slow_evaluation(8.0, 180, Duration::from_millis(50));
     assert_eq!(slow, [Ok(Outcome::Finished), Ok(Outcome::Finished)]);
-    let hung = with_a_slow_evaluation(1, Duration::from_secs(5)).remove(0).unwrap_err();
+    let hung = with_a_slow_evaluation(2.0, 1, Duration::from_secs(8)).remove(0).unwrap_err();
     assert!(hung.contains("rank 1 is gone: it said nothing for too long"), "{hung}");
 }

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use crate::ranks::{on_threads, rank};
 use crate::toy::{Toy, data, identity, of_ranks};
+use bellows_learner::LearnerConfig;
 use bellows_learner::bench::StepTimer;
-use bellows_learner::{LearnerConfig, StepTimes};
 use bellows_ranks::Exchange;
 
 /// Every batch of rank 1 takes a while, for which rank 0 waits.
@@ -22,10 +22,8 @@ fn waiting_for_another_rank_is_no_update() {
         learner.fit(&data()).unwrap();
         timer.after(0)
     });
-    let sum = |rank: usize, of: fn(&StepTimes) -> f64| all[rank].iter().map(of).sum::<f64>();
-    let paused = pause.as_secs_f64() * all[1].len() as f64;
-    assert!(all[1].len() >= 3 && sum(1, |times| times.backward) >= paused, "{:?}", all[1]);
-    // They begin a step together, as far as a busy machine lets them.
-    let [exchange, update] = [sum(0, |times| times.exchange), sum(0, |times| times.update)];
-    assert!(exchange >= 0.5 * paused && update < 0.5 * paused, "{:?}", all[0]);
+    let pause = pause.as_secs_f64();
+    assert!(all[1].len() >= 3 && all[1].iter().all(|times| times.backward >= pause), "{:?}", all[1]);
+    // They begin a step together, but a busy machine may take time from any of them.
+    assert!(all[0].iter().any(|times| times.exchange >= 0.5 * pause && times.update < 0.5 * pause), "{:?}", all[0]);
 }

@@ -246,10 +246,12 @@ fn call(address: &str, rank: usize, ranks: usize, until: Instant, tell: &dyn Fn(
                 send(&stream, format!("{WORD} {rank} of {ranks}").as_bytes())?;
                 return Ok(stream);
             }
-            Err(error) if Instant::now() >= until => return Err(error),
             Err(error) => {
                 if quiet.take_if(|quiet| begun.elapsed() >= *quiet).is_some() {
                     tell(&format!("no rank at {address} yet, which is tried again: {error}"));
+                }
+                if Instant::now() >= until {
+                    return Err(error);
                 }
                 thread::sleep(AGAIN);
             }

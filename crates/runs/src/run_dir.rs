@@ -474,7 +474,12 @@ mod tests {
         let lock = run.lock().unwrap();
         assert_eq!((run.holder(), run.newest_step()), (Some(Some(std::process::id())), Some(12)));
         drop(lock);
-        assert_eq!(run.holder(), None, "the file stays, and says nothing any more");
+        // A process that another test starts has this one's files until it is another program.
+        let is_free = || {
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            run.holder().is_none()
+        };
+        assert!((0..1000).any(|_| is_free()), "the file stays, and says nothing any more");
         if !cfg!(target_os = "linux") {
             return;
         }

@@ -55,10 +55,10 @@ pub fn signal(child: &Child, name: &str) {
     assert!(Command::new("kill").args(["-s", name, &child.id().to_string()]).status().unwrap().success());
 }
 
-/// Panics unless what was asked to end then has taken no longer than it may: `BELLOWS_SIGNAL_SECONDS`, 15 by default, for the machine may be busy; on a
+/// Panics unless what was asked to end then has taken no longer than it may: `BELLOWS_SIGNAL_SECONDS`, 30 by default, for the machine may be busy; on a
 /// quiet one a step and 2 seconds are enough (docs/reliability.md).
 pub fn in_time(asked: Instant) {
-    let limit = std::env::var("BELLOWS_SIGNAL_SECONDS").ok().and_then(|seconds| seconds.parse().ok()).unwrap_or(15.0);
+    let limit = std::env::var("BELLOWS_SIGNAL_SECONDS").ok().and_then(|seconds| seconds.parse().ok()).unwrap_or(30.0);
     let took = asked.elapsed().as_secs_f64();
     assert!(took < limit, "it took {took:.2} s to end");
 }

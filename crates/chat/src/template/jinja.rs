@@ -374,6 +374,6 @@ mod tests {
         let mut pieces = Vec::new();
         jinja.cut(&text, None, &mut pieces);
         assert_eq!(pieces.iter().filter(|piece| piece.special).count(), 5000);
-        assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+        assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
     }
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::toy::{self, BATCHES, Poison, Toy, config, data, ending, learner, learner_of, no_poison};
 use bellows_exit::{Coded, Exit};
-use bellows_learner::{EpochReport, GradBuffer, LearnError, Learner, LearnerConfig, Notice, Observer, Outcome, RunFile};
+use bellows_learner::{EpochReport, GradBuffer, LearnError, Learner, LearnerConfig, Notice, Observer, Outcome, RunFile, RunInfo};
 use bellows_runs::RunDir;
 use burn::tensor::Device;
 
@@ -322,18 +322,23 @@ fn weights_of_checkpoints_that_were_not_made_are_not_written() {
 
 #[test]
 fn a_second_fit_makes_the_checkpoint_that_the_first_could_not() {
-    struct Saved(Arc<Mutex<Vec<u64>>>);
-    impl Observer for Saved {
+    /// Takes the place of checkpoints away when the first one begins, and writes down which are made.
+    struct Away(Option<PathBuf>, Arc<Mutex<Vec<u64>>>);
+    impl Observer for Away {
+        fn on_start(&mut self, _: &RunInfo) {
+            if let Some(run) = self.0.take() {
+                std::fs::rename(run.join("checkpoints"), run.join("away")).unwrap();
+                std::fs::write(run.join("checkpoints"), "").unwrap();
+            }
+        }
         fn on_saved(&mut self, step: u64) {
-            self.0.lock().unwrap().push(step);
+            self.1.lock().unwrap().push(step);
         }
     }
     let dir = tempfile::tempdir().unwrap();
     let (run, saved) = (dir.path().join("run"), Arc::default());
     let mut session = learner(dir.path(), config(), no_poison);
-    session.observe(Saved(Arc::clone(&saved)));
-    std::fs::rename(run.join("checkpoints"), run.join("away")).unwrap();
-    std::fs::write(run.join("checkpoints"), "").unwrap();
+    session.observe(Away(Some(run.clone()), Arc::clone(&saved)));
     assert!(matches!(session.fit(&data()), Err(LearnError::Save(_))));
     assert!(saved.lock().unwrap().is_empty());
     make_room(&run);

@@ -34,11 +34,11 @@ fn placed(mut command: Command, rank: usize, port: u16) -> Command {
     command
 }
 
-/// None of those that the system hands out by itself (from 32768 on at the lowest): another test's listener might have it before rank 0 does.
+/// None of those that the system hands out by itself (from 32768 on by default): another test's listener might have it before rank 0 does.
 fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(20_000);
     loop {
-        let port = NEXT.fetch_add(1, Ordering::SeqCst) + (std::process::id() % 10_000) as u16;
+        let port = NEXT.fetch_add(1, Ordering::SeqCst) + (37 * std::process::id() % 10_000) as u16;
         if TcpListener::bind(("127.0.0.1", port)).is_ok() {
             return port;
         }

@@ -212,7 +212,7 @@ fn a_probe_that_hangs_is_ended() {
     let args = ["--data", "tiny.yaml", "--device", "auto", "--supervise", "--heartbeat", "start=3"];
     let (_, error) = expect_code(yolo_train(dir.path(), &args).env("BELLOWS_PROBE_FAULT", "hang:enumerate"), 1);
     assert!(error.contains("it hung before training: no sign of life for 3 s (4 times)"), "{error}");
-    assert!(error.contains("stopped before training began"), "SIGTERM comes first, which has an answer: {error}");
+    assert!(error.matches("stopped before training began").count() > 1, "SIGTERM comes first, which has an answer: {error}");
     assert!(!dir.path().join("runs").exists());
 }
 

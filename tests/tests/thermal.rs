@@ -577,12 +577,11 @@ fn killed_in_the_index_the_scan_and_an_epoch_it_ends_in_the_same_bits() {
     });
     assert!(in_scan && !begun.exists(), "nothing was begun");
     // In an epoch: by itself, for whoever waits for its second batch may come when the third, and with it the epoch, is over.
-    let run = dir.path().join("runs/detect/killed");
     let killed = yolo_train(dir.path(), &args("killed")).env("BELLOWS_FAULT", "kill:save:3").output().unwrap();
     assert_eq!(killed.status.code(), None, "it was to be killed");
-    let (out, _) = expect_code(&mut yolo_train(dir.path(), &["--resume", run.to_str().unwrap()]), 0);
+    let (out, _) = expect_code(&mut yolo_train(dir.path(), &["--resume", begun.to_str().unwrap()]), 0);
     assert!(out.contains("going on at epoch 1"), "{out}");
-    for ((name, ours), (_, theirs)) in ending(&run).iter().zip(&expected) {
+    for ((name, ours), (_, theirs)) in ending(&begun).iter().zip(&expected) {
         assert!(ours == theirs, "{name} differs");
     }
 }

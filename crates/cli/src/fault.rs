@@ -1,7 +1,8 @@
 //! Faults for tests: what a process does to itself when it turns to a certain thing for the n-th time.
 //!
 //! `BELLOWS_FAULT=hang:save:2` hangs in the second checkpoint; `hang:save:2:3` does so in the first three processes of a run that is started
-//! again and again. Only who tests the supervisor sets it; without it none of this runs.
+//! again and again. The first step of a process is `first`, so `kill:step:2` kills it at the beginning of its third. Only tests set it; without it none of this
+//! runs.
 
 use bellows_exit::Exit;
 use bellows_learner::Phase;

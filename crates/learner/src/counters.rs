@@ -217,6 +217,7 @@ impl Counters {
             lr_scale: now.lr_scale * 0.5,
             split,
             splits: now.splits.clone(),
+            unreadable_in_a_row: now.unreadable_in_a_row,
             unread_by_ranks: now.unread_by_ranks.clone(),
             loss_scale,
             elapsed_s,
@@ -292,11 +293,15 @@ mod tests {
     }
 
     #[test]
-    fn what_ranks_can_read_now_is_not_rolled_back() {
-        let at = |unread: [u32; 2]| Counters { unread_by_ranks: unread.into(), ..Counters::new(0, 1, 0) };
-        let mut counters = at([0, 2]);
-        counters.roll_back_from(&at([1, 0]), None);
-        assert_eq!(counters.unread_by_ranks, [1, 0]);
+    fn what_can_be_read_now_is_not_rolled_back() {
+        let at = |unreadable_in_a_row, unread_by_ranks: [u32; 2]| Counters {
+            unreadable_in_a_row,
+            unread_by_ranks: unread_by_ranks.into(),
+            ..Counters::new(0, 1, 0)
+        };
+        let mut counters = at(2, [0, 2]);
+        counters.roll_back_from(&at(0, [1, 0]), None);
+        assert_eq!((counters.unreadable_in_a_row, counters.unread_by_ranks), (0, vec![1, 0]));
     }
 
     #[test]

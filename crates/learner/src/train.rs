@@ -12,6 +12,7 @@ use crate::log::step_fields;
 use crate::observe::BatchReport;
 use crate::plan::Plan;
 use crate::profile::StepTimes;
+use crate::ranks::Had;
 use crate::run::Run;
 use crate::scaling::LossScale;
 use crate::schedule::{Hyper, Schedule};
@@ -77,11 +78,8 @@ impl<T: Task> Run<T> {
             return Ok(Trained::On);
         }
         let unread_by_ranks = self.state.counters.unread_by_ranks.clone();
-        let batch = match self.ranks.readable(made, SKIPS_BEFORE_ROLLBACK, &mut self.state.counters.unread_by_ranks)? {
-            Ok(had) => {
-                had.without.iter().for_each(|(rank, reason)| self.goes_without(*rank, reason));
-                had.parts
-            }
+        let (batch, without) = match self.ranks.readable(made, SKIPS_BEFORE_ROLLBACK, &mut self.state.counters.unread_by_ranks)? {
+            Ok(Had { parts, without }) => (parts, without),
             Err(error) => return self.unread(error),
         };
         let draw = plan.draw(self.draw(), position);
@@ -89,15 +87,17 @@ impl<T: Task> Run<T> {
         let files = seen.map(|part| task.inspect(part, draw, position)).unwrap_or_default();
         self.write(files);
         let hyper = self.hyper(plan, position);
-        let mut step = match self.step(task, &batch, plan, &hyper) {
-            Ok(step) => step,
-            Err(Failure::Other(error)) => return Err(error),
+        let step = match self.step(task, &batch, plan, &hyper) {
+            Ok(step) => Ok(step),
+            Err(Failure::Other(error)) => Err(error),
             Err(Failure::Memory(shortage)) => {
-                // It comes again in smaller parts, and counts once.
+                // It comes again in smaller parts; that a rank can read nothing of it counts once, and is told once.
                 self.state.counters.unread_by_ranks = unread_by_ranks;
                 return Ok(Trained::TooLarge(self.too_large(task, plan, &batch, shortage)));
             }
         };
+        without.iter().for_each(|(rank, reason)| self.goes_without(*rank, reason));
+        let mut step = step?;
         step.times.wait = wait;
         let seconds = self.pass_on(hyper.lr, step.times);
         if let Some(what) = step.skipped {

@@ -115,10 +115,10 @@ fn rank_victim() {
     learner.fit(&data()).unwrap();
 }
 
-/// So many ranks of a run. Where they meet nobody else is: the port is none of those that the system hands out by itself (from 32768 on at the lowest).
+/// So many ranks of a run. Where they meet nobody else is: the port is none of those that the system hands out by itself (from 32768 on by default).
 fn world(dir: &Path, ranks: usize) -> Vec<Child> {
     static NEXT: AtomicU16 = AtomicU16::new(20_000);
-    let mut ports = iter::repeat_with(|| NEXT.fetch_add(1, Ordering::SeqCst) + (std::process::id() % 10_000) as u16);
+    let mut ports = iter::repeat_with(|| NEXT.fetch_add(1, Ordering::SeqCst) + (37 * std::process::id() % 10_000) as u16);
     let port = ports.find(|&port| TcpListener::bind(("127.0.0.1", port)).is_ok()).unwrap();
     let address = format!("127.0.0.1:{port}");
     let start = |rank: usize| {

@@ -390,6 +390,8 @@ fn a_batch_that_is_cut_costs_no_more_patience_than_another() {
         ..Toy::default()
     };
     on_ranks(dir.path(), 2, &config(2), short, finish);
+    let events = std::fs::read_to_string(dir.path().join("run/events.jsonl")).unwrap();
+    assert_eq!(events.lines().filter(|line| line.contains("\"unreadable\"")).count(), 1, "{events}");
 }
 
 #[test]

@@ -247,10 +247,12 @@ fn call(address: &str, rank: usize, ranks: usize, until: Instant, tell: &dyn Fn(
                 return Ok(stream);
             }
             Err(error) => {
+                let is_last = Instant::now() >= until;
                 if quiet.take_if(|quiet| begun.elapsed() >= *quiet).is_some() {
-                    tell(&format!("no rank at {address} yet, which is tried again: {error}"));
+                    let again = if is_last { "" } else { ", which is tried again" };
+                    tell(&format!("no rank at {address} yet{again}: {error}"));
                 }
-                if Instant::now() >= until {
+                if is_last {
                     return Err(error);
                 }
                 thread::sleep(AGAIN);

@@ -127,7 +127,7 @@ fn who_is_silent_is_not_waited_for() {
     thread::scope(|scope| {
         let silent = scope.spawn(move || {
             let rank = meet(listener, 1, 2).unwrap();
-            hears.recv().unwrap_err();
+            hears.recv_timeout(Duration::from_secs(60)).unwrap_err();
             rank.gather(b"late").is_err()
         });
         let rank = meet(listener, 0, 2).unwrap();

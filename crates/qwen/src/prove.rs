@@ -12,10 +12,10 @@ use crate::model::layers::Layer;
 use crate::model::pass::Pass;
 use crate::model::{CausalLm, ModelConfig};
 
-/// Tokens that go through.
+/// Tokens that go through together; then one alone, as a model that speaks has it, which may be other kernels.
 const SEQ: usize = 32;
 
-/// The largest relative difference, ‖a − b‖ / ‖b‖, between `device` and `reference` over the first layer's output, the gradient of its input and
+/// The largest relative difference, ‖a − b‖ / ‖b‖, between `device` and `reference` over the first layer's outputs, the gradient of its input and
 /// those of its trained parameters; infinite where a device does not answer. The reference computes bf16 in f32, as accelerators do: a processor may
 /// round its factors.
 pub fn first_layer(model: &CausalLm, shape: &ModelConfig, precision: Precision, device: &Device, reference: &Device) -> f64 {
@@ -29,7 +29,7 @@ pub fn first_layer(model: &CausalLm, shape: &ModelConfig, precision: Precision, 
     }
 }
 
-/// Output, input gradient and parameter gradients of Σ y ⊙ dy for a made-up input and dy.
+/// Output, input gradient and parameter gradients of Σ y ⊙ dy for a made-up input and dy; and the output of one token.
 fn run(layer: &Layer, shape: &ModelConfig, precision: Precision, device: &Device) -> Option<Vec<Vec<f32>>> {
     let layer = layer.clone().to_device(device).train();
     let size = [1, SEQ, shape.hidden_size];
@@ -46,7 +46,9 @@ fn run(layer: &Layer, shape: &ModelConfig, precision: Precision, device: &Device
     let mut grads = ParamGrads::default();
     grads.take(&layer, &mut graph);
     let layout = Layout::of(&layer, |_| Role::Trained(0));
-    let mut all = vec![y.inner().reshape([-1]), x.grad_remove(&mut graph)?.reshape([-1])];
+    let alone = Pass::new([1, 1], &positions[..1], &[0], shape, device).with_precision(precision);
+    let said = layer.valid().forward(noise("x").narrow(1, 0, 1), &alone, None);
+    let mut all = vec![y.inner().reshape([-1]), x.grad_remove(&mut graph)?.reshape([-1]), said.reshape([-1])];
     all.extend(layout.arrange(&layer, grads).into_iter().flatten());
     all.into_iter().map(|t: Tensor<1>| t.try_into_vec_as::<f32>().ok()).collect()
 }
@@ -79,7 +81,7 @@ mod tests {
         let values = run(&model.model.layers[0], &shape, Precision::F32, &device).unwrap();
         let apart = rounded.iter().zip(&values).map(|(a, b)| distance(a, b)).fold(0.0, f64::max);
         assert_eq!(first_layer(&model, &shape, Precision::Bf16, &device, &device), apart);
-        assert!(values.len() > 2 + 7, "no gradient of an adapter");
+        assert!(values.len() > 3 + 7, "no gradient of an adapter");
         assert!(distance(&[1.0, 2.2], &[1.0, 2.0]) > 0.08);
         assert_eq!(distance(&[f32::NAN], &[1.0]), f64::INFINITY);
         assert_eq!(distance(&[0.5], &[0.0]), 0.5);

@@ -27,7 +27,7 @@ use crate::cube::trace::{note, note_room};
 use crate::operands::Maybe;
 use crate::planes::Parts;
 use crate::policy::{Lowering, default_lowering};
-use crate::products::{Branch, ProductOps, StoredBranch, StoredMap, StoredWeight, factors, in_words, rounded};
+use crate::products::{Branch, Low, ProductOps, StoredBranch, StoredMap, StoredWeight, are_few, factors, few_rows, in_words, rounded};
 use crate::shapes::expect;
 
 /// Whether our kernels take these.
@@ -376,6 +376,11 @@ impl MapOps for CubeBackend {
         let (inner, factors) = (maps.inner(&x), factors(precision, x.dtype));
         let one = |i: usize| {
             let (bias, onto) = (maps.biases[i].as_ref(), onto.take().map(flat));
+            if are_few(rows, x.dtype, &maps.weights[i]) && (bias.is_none() || onto.is_none()) {
+                let branch = inner.as_ref().zip(maps.branches[i].as_ref());
+                let low = branch.map(|(inner, branch)| Low { inner, begin: maps.starts[i], b: &branch.b });
+                return portable::shaped::<Self>(few_rows(&x, &maps.weights[i], low, bias, onto), &shape);
+            }
             let weight = Weight::new(&maps.weights[i], precision, bias.is_none() || onto.is_none());
             let [out, _] = weight.dims;
             let low = inner.as_ref().zip(maps.branches[i].as_ref()).map(|(inner, branch)| {

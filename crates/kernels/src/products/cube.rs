@@ -1,15 +1,14 @@
-//! On CubeCL devices our own product reads weights in words of two bf16s or of four int8s where they lie. Other blocks, and any before a product of Burn's,
-//! become a dense matrix in a launch, a thread to a word of their codes.
+//! On CubeCL devices our own product reads weights in words of two bf16s or of four int8s where they lie, and [that of a few rows](super::cube_few) any. Other
+//! blocks, and any before a product of Burn's, become a dense matrix in a launch.
 
 use burn::backend::DType;
-use burn::backend::ops::FloatTensorOps;
-use burn::tensor::TensorData;
 use burn_cubecl::CubeBackend;
+use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::cube_file::{EACH, file_kernel};
-use super::nf4::{BLOCK, GROUP, LEVELS, MAGNITUDES};
+use super::cube_few::{are_few, few_rows};
+use super::cube_values::{EACH, Storage, values};
 pub(crate) use super::portable::factors;
 use super::{Branch, Form, ProductOps, StoredMap, StoredWeight, factor, portable};
 use crate::cpu::Precision;
@@ -19,58 +18,25 @@ use crate::cube::packing::Packing;
 use crate::cube::pixels::empty;
 use crate::policy::{Lowering, default_lowering};
 
-/// The upper half of an f32 is a bf16: two a word.
+/// A matrix of blocks made dense: a thread to `each` values.
 #[cube(launch_unchecked, address_type = "dynamic")]
-fn bf16_kernel(codes: &Tensor<u32>, out: &mut Tensor<f32>, count: usize) {
-    let first = ABSOLUTE_POS * 2usize;
-    if first >= count {
+fn dense_kernel(
+    codes: &Tensor<u32>,
+    scales: &Tensor<f32>,
+    out: &mut Tensor<f32>,
+    count: usize,
+    columns: usize,
+    #[comptime] each: usize,
+    #[comptime] storage: Storage,
+) {
+    let at = ABSOLUTE_POS * each;
+    if at >= count {
         terminate!();
     }
-    let word = codes[ABSOLUTE_POS];
-    out[first] = f32::reinterpret(word << 16u32);
-    if first + 1usize < count {
-        out[first + 1usize] = f32::reinterpret(word & 0xffff_0000u32);
-    }
-}
-
-/// [`int8`](super::int8): four a word.
-#[cube(launch_unchecked, address_type = "dynamic")]
-fn int8_kernel(codes: &Tensor<u32>, scales: &Tensor<f32>, out: &mut Tensor<f32>, count: usize, columns: usize) {
-    let first = ABSOLUTE_POS * 4usize;
-    if first >= count {
-        terminate!();
-    }
-    let word = codes[ABSOLUTE_POS];
+    let values = values::<u32>(codes, scales, at, count, columns, each, storage);
     #[unroll]
-    for i in 0..4u32 {
-        let at = first + i as usize;
-        if at < count {
-            let byte = (word >> (i * 8u32)) & 255u32;
-            let number = f32::cast_from(byte) - select(byte > 127u32, 256.0f32, 0.0f32);
-            out[at] = scales[at / columns] * number;
-        }
-    }
-}
-
-/// [`nf4`](super::nf4): eight a word, the higher half of a byte first. `table` has the levels and then the magnitudes.
-#[cube(launch_unchecked, address_type = "dynamic")]
-fn nf4_kernel(codes: &Tensor<u32>, scales: &Tensor<f32>, table: &Tensor<f32>, out: &mut Tensor<f32>, count: usize) {
-    let first = ABSOLUTE_POS * 8usize;
-    if first >= count {
-        terminate!();
-    }
-    let (block, levels) = (first / 64usize, count.div_ceil(8usize));
-    let byte = (codes[levels + block / 4usize] >> ((block % 4usize) as u32 * 8u32)) & 255u32;
-    let mean = scales[count.div_ceil(64usize).div_ceil(256usize)];
-    let magnitude = table[16usize + byte as usize] * scales[block / 256usize] + mean;
-    let word = codes[ABSOLUTE_POS];
-    #[unroll]
-    for i in 0..8u32 {
-        let at = first + i as usize;
-        if at < count {
-            let level = (word >> (i / 2u32 * 8u32 + (1u32 - i % 2u32) * 4u32)) & 15u32;
-            out[at] = table[level as usize] * magnitude;
-        }
+    for i in 0..each {
+        out[at + i] = values[i];
     }
 }
 
@@ -100,6 +66,10 @@ pub(crate) fn in_words(weight: &StoredWeight<CubeBackend>) -> Option<(CubeTensor
 impl ProductOps for CubeBackend {
     fn linear_forward(x: CubeTensor, StoredMap { weight, bias, branch }: StoredMap<Self>, precision: Precision) -> CubeTensor {
         let (bias, branch) = (bias.into_option(), branch.into_option());
+        if are_few(x.meta.shape()[0], x.dtype, &weight) {
+            let y = few_rows(&into_contiguous(x.clone()), &weight, None, None, None);
+            return portable::beside::<Self>(x, y, bias, branch, precision);
+        }
         let y = of_words(&x, &weight, precision, true);
         let y = y.unwrap_or_else(|| portable::by_weight::<Self>(x.clone(), factor(weight), false, precision));
         portable::beside::<Self>(x, y, bias, branch, precision)
@@ -120,28 +90,9 @@ impl ProductOps for CubeBackend {
         if count == 0 {
             return out;
         }
-        match form {
-            Form::Bf16 => launch!(bf16_kernel, count.div_ceil(2), [(codes, count.div_ceil(2)), (out, count)], count),
-            Form::Int8 => {
-                let words = count.div_ceil(4);
-                launch!(int8_kernel, words, [(codes, words), (scales, shape[0]), (out, count)], count, shape[1]);
-            }
-            Form::Nf4 => {
-                let table: Vec<f32> = LEVELS.iter().chain(&*MAGNITUDES).copied().collect();
-                let table = Self::float_from_data(TensorData::new(table, [272]), &codes.device);
-                let (words, blocks) = (count.div_ceil(8), count.div_ceil(BLOCK));
-                launch!(
-                    nf4_kernel,
-                    words,
-                    [(codes, words + blocks.div_ceil(4)), (scales, blocks.div_ceil(GROUP) + 1), (table, 272), (out, count)],
-                    count
-                );
-            }
-            Form::File(coding) => {
-                let words = (count / coding.layout.len() * coding.layout.bytes()).div_ceil(4);
-                launch!(file_kernel, count / EACH, [(codes, words), (out, count)], count, coding.layout);
-            }
-        }
+        let storage = Storage::of(form);
+        let ([of_codes, of_scales], each) = (storage.reach(shape), if shape[1].is_multiple_of(EACH) { EACH } else { 1 });
+        launch!(dense_kernel, count / each, [(codes, of_codes), (scales, of_scales), (out, count)], count, shape[1], each, storage);
         out
     }
 }

@@ -5,8 +5,6 @@ use cubecl::prelude::*;
 
 /// Most values of a block.
 pub(super) const LONGEST: usize = 256;
-/// Values a thread makes: they share a scale.
-pub(super) const EACH: usize = 8;
 
 /// How a block of a file is laid out: ggml's types (`ggml-common.h`), as a card takes them apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -62,7 +60,7 @@ impl Layout {
     }
 
     /// Whether something is added to a number times its scale.
-    fn has_least(self) -> bool {
+    pub(super) fn has_least(self) -> bool {
         matches!(self, Self::Nibbles { least: true, .. } | Self::Parts { .. })
     }
 
@@ -78,19 +76,19 @@ impl Layout {
 
 /// Byte `at`.
 #[cube]
-fn byte(codes: &Tensor<u32>, at: usize) -> u32 {
-    (codes[at / 4usize] >> ((at % 4usize) as u32 * 8u32)) & 255u32
+pub(super) fn byte<W: Numeric>(codes: &Tensor<W>, at: usize) -> u32 {
+    (u32::cast_from(codes[at / 4usize]) >> ((at % 4usize) as u32 * 8u32)) & 255u32
 }
 
 /// The whole number from -128 that a byte stands for.
 #[cube]
-fn signed(byte: u32) -> f32 {
+pub(super) fn signed(byte: u32) -> f32 {
     f32::cast_from(byte) - select(byte > 127u32, 256.0f32, 0.0f32)
 }
 
 /// The finite f16 at byte `at`, of devices with and without that type.
 #[cube]
-fn half(codes: &Tensor<u32>, at: usize) -> f32 {
+fn half<W: Numeric>(codes: &Tensor<W>, at: usize) -> f32 {
     let bits = byte(codes, at) | (byte(codes, at + 1usize) << 8u32);
     let (exponent, fraction) = ((bits >> 10u32) & 31u32, bits & 1023u32);
     let small = f32::cast_from(fraction) * comptime!(2f32.powi(-24));
@@ -100,7 +98,7 @@ fn half(codes: &Tensor<u32>, at: usize) -> f32 {
 
 /// The 6 bits of part `part` of eight, from byte `at` on; those of the last four are in two places, half of them in byte `last + part % 4` from bit `shift` on.
 #[cube]
-fn six_bits(codes: &Tensor<u32>, at: usize, last: usize, part: usize, #[comptime] shift: u32) -> f32 {
+fn six_bits<W: Numeric>(codes: &Tensor<W>, at: usize, last: usize, part: usize, #[comptime] shift: u32) -> f32 {
     let upper = byte(codes, at + part % 4usize);
     let lower = (byte(codes, last + part % 4usize) >> shift) & 15u32;
     f32::cast_from(select(part < 4usize, upper & 63u32, lower | ((upper >> 6u32) << 4u32)))
@@ -108,7 +106,7 @@ fn six_bits(codes: &Tensor<u32>, at: usize, last: usize, part: usize, #[comptime
 
 /// What number `i` of the block at byte `from` is multiplied by.
 #[cube]
-fn scale(codes: &Tensor<u32>, from: usize, i: usize, #[comptime] layout: Layout) -> f32 {
+pub(super) fn scale<W: Numeric>(codes: &Tensor<W>, from: usize, i: usize, #[comptime] layout: Layout) -> f32 {
     if comptime!(matches!(layout, Layout::Parts { .. })) {
         half(codes, from) * six_bits(codes, from + 4usize, from + 12usize, i / 32usize, 0u32)
     } else if comptime!(layout == Layout::Sixes) {
@@ -120,7 +118,7 @@ fn scale(codes: &Tensor<u32>, from: usize, i: usize, #[comptime] layout: Layout)
 
 /// What is added then, where something is.
 #[cube]
-fn least(codes: &Tensor<u32>, from: usize, i: usize, #[comptime] layout: Layout) -> f32 {
+pub(super) fn least<W: Numeric>(codes: &Tensor<W>, from: usize, i: usize, #[comptime] layout: Layout) -> f32 {
     if comptime!(matches!(layout, Layout::Parts { .. })) {
         -(half(codes, from + 2usize) * six_bits(codes, from + 8usize, from + 12usize, i / 32usize, 4u32))
     } else {
@@ -130,7 +128,7 @@ fn least(codes: &Tensor<u32>, from: usize, i: usize, #[comptime] layout: Layout)
 
 /// Number `i` of the block at byte `from`.
 #[cube]
-fn number(codes: &Tensor<u32>, from: usize, i: usize, #[comptime] layout: Layout) -> f32 {
+pub(super) fn number<W: Numeric>(codes: &Tensor<W>, from: usize, i: usize, #[comptime] layout: Layout) -> f32 {
     if comptime!(layout == Layout::Bytes) {
         signed(byte(codes, from + 2usize + i))
     } else if comptime!(layout == Layout::Sixes) {
@@ -154,29 +152,5 @@ fn number(codes: &Tensor<u32>, from: usize, i: usize, #[comptime] layout: Layout
             bits |= ((byte(codes, nibbles - 4usize + i / 8usize) >> (i % 8usize) as u32) & 1u32) << 4u32;
         }
         f32::cast_from(bits) - comptime!(layout.middle())
-    }
-}
-
-/// Blocks of a file: a thread to [`EACH`] values.
-#[cube(launch_unchecked, address_type = "dynamic")]
-pub(super) fn file_kernel(codes: &Tensor<u32>, out: &mut Tensor<f32>, count: usize, #[comptime] layout: Layout) {
-    let first = ABSOLUTE_POS * EACH;
-    if first >= count {
-        terminate!();
-    }
-    let (len, size) = (comptime!(layout.len()), comptime!(layout.bytes()));
-    let (from, within) = (first / len * size, first % len);
-    let scale = scale(codes, from, within, layout);
-    if comptime!(layout.has_least()) {
-        let least = least(codes, from, within, layout);
-        #[unroll]
-        for i in 0..EACH {
-            out[first + i] = scale * number(codes, from, within + i, layout) + least;
-        }
-    } else {
-        #[unroll]
-        for i in 0..EACH {
-            out[first + i] = scale * number(codes, from, within + i, layout);
-        }
     }
 }

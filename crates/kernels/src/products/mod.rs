@@ -6,7 +6,9 @@
 #[cfg(test)]
 mod blocks_tests;
 mod cube;
+mod cube_few;
 mod cube_file;
+mod cube_values;
 mod dots;
 mod int8;
 mod multiply;
@@ -30,6 +32,7 @@ use half::{bf16, f16};
 use rayon::prelude::*;
 
 pub(crate) use cube::{factors, in_words, rounded};
+pub(crate) use cube_few::{Low, are_few, few_rows};
 pub(crate) use multiply::multiply;
 pub(crate) use operand::{Operand, Stored, Term};
 pub use packed::{Coding, Form};

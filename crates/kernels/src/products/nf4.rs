@@ -3,7 +3,7 @@
 //!
 //! A block's values are divided by its largest magnitude and rounded to the nearest of [`LEVELS`], quantiles of a normal distribution. The
 //! magnitudes, less their mean, are divided by the largest of 256 of them and rounded to the nearest of 256 numbers that lie closer together
-//! towards 0 ([`MAGNITUDES`]). Levels, numbers and order are bitsandbytes', so the values are too.
+//! towards 0 ([`MAGNITUDES`]). Levels, numbers and order are bitsandbytes', so the values are too. (The tables are a kilobyte a matrix besides.)
 
 use std::sync::LazyLock;
 
@@ -61,7 +61,8 @@ fn nearest(x: f32, sorted: &[f32]) -> u8 {
     (above - usize::from(lower)) as u8
 }
 
-/// Finite values as codes (those of the levels, then those of the blocks' magnitudes), and the scales of the magnitudes, then their mean.
+/// Finite values as codes (those of the levels, then those of the blocks' magnitudes), and the scales of the magnitudes, then their mean; behind it both tables,
+/// for devices that look them up.
 pub(super) fn encode(values: &[f32]) -> (Vec<u8>, Vec<f32>) {
     let blocks = values.len().div_ceil(BLOCK);
     let mut codes = vec![0; level_bytes(values.len()) + blocks.next_multiple_of(4)];
@@ -85,6 +86,7 @@ pub(super) fn encode(values: &[f32]) -> (Vec<u8>, Vec<f32>) {
         scales.push(scale);
     }
     scales.push(mean);
+    scales.extend(LEVELS.iter().chain(&*MAGNITUDES));
     (codes, scales)
 }
 
@@ -92,7 +94,7 @@ pub(super) fn encode(values: &[f32]) -> (Vec<u8>, Vec<f32>) {
 #[inline(always)]
 pub(super) fn decode<S: Simd>(s: S, codes: &[u8], scales: &[f32], values: usize, at: usize, out: &mut [f32]) {
     let (levels, magnitudes) = codes.split_at(level_bytes(values));
-    let (mean, table) = (scales[scales.len() - 1], &*MAGNITUDES);
+    let (mean, table) = (scales[values.div_ceil(BLOCK).div_ceil(GROUP)], &*MAGNITUDES);
     let mut done = 0;
     while done < out.len() {
         let first = at + done;

@@ -1,13 +1,13 @@
 //! Weights in blocks as a device makes them dense and as its products read them, against the processor.
 
 use crate::launches::{assert_ours, trace};
-use crate::support::{cube, data, device, numbers, on_each_device, on_swiftshader, pattern};
+use crate::support::{counted, cube, data, device, numbers, on_each_device, on_swiftshader, pattern, relative};
 use bellows_kernels::operands::Maybe;
 use bellows_kernels::products::{Branch, Form, ProductOps, StoredBranch, StoredMap, StoredWeight};
-use bellows_kernels::{Blocks, Coding, Lowering, Precision, Weight, set_default_lowering};
+use bellows_kernels::{Blocks, Coding, Lowering, Precision, Weight, linear, set_default_lowering};
 use bellows_weights::BlockType;
 use burn::backend::ops::IntTensorOps;
-use burn::tensor::{Device, DeviceKind, TensorData};
+use burn::tensor::{Device, DeviceKind, Tensor, TensorData};
 use burn_cubecl::CubeBackend;
 
 type Encode = fn(&[f32], [usize; 2], &Device) -> Blocks;
@@ -95,6 +95,49 @@ fn blocks_of_a_file_are_those_of_the_cpu_to_the_bit() {
     }
     assert_eq!(found, 8, "Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K");
     assert!(Coding::of_ggml(0, |_, _| {}).is_none() && Coding::of_ggml(10, |_, _| {}).is_none(), "f32 is in no blocks, Q2_K is unknown");
+}
+
+/// Of a few rows a product reads any blocks where they lie, before products of Burn's too; of one more they are made dense. Nothing is rounded.
+#[test]
+fn a_few_rows_need_nothing_dense() {
+    if !on_each_device("blocks::a_few_rows_need_nothing_dense") {
+        return;
+    }
+    let (vulkan, shape @ [out, input]) = (Device::vulkan(DeviceKind::Cpu), [37, 768]);
+    let values = cut(pattern(7, out * input));
+    let ways: [(&str, Encode); 3] = [("bf16", Blocks::bf16), ("int8", Blocks::int8), ("nf4", Blocks::nf4)];
+    let mut weights: Vec<(String, [Blocks; 2])> =
+        ways.map(|(name, encode)| (name.into(), [&vulkan, &Device::flex()].map(|device| encode(&values, shape, device)))).into();
+    for kind in BlockType::ALL.into_iter().filter(|kind| kind.block_len() > 1) {
+        let coding = Coding::of_ggml(kind.id(), kind.decoder()).unwrap();
+        let bytes = kind.quantize(&values).unwrap().bytes;
+        let on = |device: &Device| Blocks::of_file(bytes.clone(), coding, shape, device);
+        weights.push((kind.to_string(), [on(&vulkan), on(&Device::flex())]));
+    }
+    assert_eq!(weights.len(), 3 + 8);
+    for lowering in [Lowering::Direct, Lowering::Gemm] {
+        set_default_lowering(lowering);
+        for (name, [ours, theirs]) in &weights {
+            for rows in [1, 4] {
+                let product = |blocks: &Blocks, device: &Device, precision: Precision| {
+                    let x = Tensor::<2>::from_data(data(3, [rows, input]), device);
+                    linear(x, Weight::Blocks(blocks.clone()), None, precision)
+                };
+                let numbers = |y: Tensor<2>| y.try_into_vec_as::<f32>().unwrap();
+                let y = numbers(product(ours, &vulkan, Precision::F32));
+                let error = relative(&y, &numbers(product(theirs, &Device::flex(), Precision::F32)));
+                assert!(error < 2e-6, "{name}, {rows} rows: {error:.1e}");
+                assert!(y == numbers(product(ours, &vulkan, Precision::F16)), "{name}: rounded");
+                assert_ours(&trace(|| product(ours, &vulkan, Precision::F32)), &[("few_rows_kernel", 1)]);
+                let moved = counted(|| product(ours, &vulkan, Precision::F32)).1.work["few rows"].bytes;
+                assert_eq!(moved as usize, ours.bytes() + 4 * rows * (input + out), "{name}");
+            }
+        }
+    }
+    let more = Tensor::<2>::from_data(data(3, [5, input]), &vulkan);
+    let launched = trace(|| linear(more, Weight::Blocks(weights[2].1[0].clone()), None, Precision::F32));
+    let of = |name: &str| launched.iter().filter(|(kernel, _)| kernel.contains(name)).map(|(_, count)| count).sum::<usize>();
+    assert_eq!(["dense_kernel", "matmul_kernel", "few_rows_kernel"].map(of), [1, 1, 0], "{launched:?}");
 }
 
 /// Products of ours read bf16s and int8s where they lie, in both directions: the bits of the same weight dense, no launch more, and long sums in parts.

@@ -213,6 +213,33 @@ fn words_have_the_bits_of_dense_weights() {
     }
 }
 
+/// A few rows are dot products with the weight as it lies: a launch a map, with its branch and a bias or what is added to it.
+#[test]
+fn of_a_few_rows() {
+    if !on_swiftshader("maps::of_a_few_rows") {
+        return;
+    }
+    set_default_lowering(Lowering::Gemm);
+    let in_eights = |values: Vec<f32>, shape: [usize; 2]| int8(&values, shape);
+    for (rows, input, out, rank) in [(1, 8, 1, 0), (1, 896, 131, 4), (2, 264, 20, 40), (3, 48, 7, 3), (4, 1032, 33, 8)] {
+        for (bias, onto) in [(false, false), (true, false), (false, true), (true, true)] {
+            let case = Case { rows, input, maps: vec![(out, rank), (5, 0)], bias, onto, held: false, turn: 0, words: rows % 2 == 0 };
+            let (ours, exact) = (case.on_cube(Precision::F32), case.on_flex(Precision::F32, flex64));
+            let packed = case.run::<CubeBackend>(Precision::F32, |values, shape| in_eights(values, shape).0, cube, numbers);
+            let stands_for =
+                |values: Vec<f32>, shape: [usize; 2]| StoredWeight::Dense(flex64(TensorData::new(in_eights(values, shape).1, shape)));
+            let exactly = case.run::<Flex>(Precision::F32, stands_for, flex64, Numbers::into_f32);
+            for (i, (ours, exact)) in ours.iter().zip(&exact).chain(packed.iter().zip(&exactly)).enumerate() {
+                let error = relative(ours, exact);
+                assert!(error < 2e-6, "{case:?}, tensor {i}: {error:.1e}");
+            }
+            let launched = trace(|| case.on_cube(Precision::F32));
+            let few = launched.iter().filter(|(kernel, _)| kernel.contains("few_rows_kernel")).map(|(_, count)| count).sum::<usize>();
+            assert_eq!(few, if bias && onto { 1 } else { 2 }, "{launched:?}");
+        }
+    }
+}
+
 /// What a result is added to is read and written, each once.
 #[test]
 fn what_is_added_to_is_counted() {
@@ -242,7 +269,7 @@ fn int8s_have_the_bits_of_dense_weights() {
         let (ours, launched) = launches(|| case.run::<CubeBackend>(Precision::F32, packed, cube, numbers));
         assert!(ours == case.run::<CubeBackend>(Precision::F32, dense, cube, numbers), "bias {bias}, onto {onto}");
         assert!(ours.iter().all(|values| values.iter().any(|v| *v != 0.0)));
-        let decoded = launched.iter().filter(|(kernel, _)| kernel.contains("int8_kernel")).map(|(_, count)| count).sum::<usize>();
+        let decoded = launched.iter().filter(|(kernel, _)| kernel.contains("dense_kernel")).map(|(_, count)| count).sum::<usize>();
         assert_eq!(decoded, usize::from(bias && onto), "{launched:?}");
     }
 }

@@ -312,21 +312,24 @@ fn of_another_type_on_the_way_to_a_kernel() {
 
         let codes = || words(TensorData::zeros::<i32, _>([2000]));
         let dense = |codes, scales| CubeBackend::dense_weight(blocks(codes, scales));
-        refused(|| dense(codes(), halves([1000])), "int8_kernel: tensor 1 is F16, and the kernel steps by F32");
-        refused(|| dense(words(TensorData::zeros::<i8, _>([2000])), made([1000])), "int8_kernel: tensor 0 is I8");
+        refused(|| dense(codes(), halves([1000])), "dense_kernel: tensor 1 is F16, and the kernel steps by F32");
+        refused(|| dense(words(TensorData::zeros::<i8, _>([2000])), made([1000])), "dense_kernel: tensor 0 is I8");
         // One scale for all rows, of stride 0.
         let one = || CubeBackend::float_expand(made([1]), [1000].into());
         refused(|| dense(codes(), one()), "numbers, and 1000 are asked for");
-        let product = |codes, scales| {
+        let product = |rows: usize, codes, scales| {
             CubeBackend::linear_forward(
-                made([1, 8]),
+                made([rows, 8]),
                 StoredMap { weight: blocks(codes, scales), bias: Maybe::None, branch: Branch::Zero },
                 Precision::F32,
             )
         };
-        refused(|| product(codes(), halves([1000])), "scales of a product: tensor 0 is F16, and the kernel steps by F32");
-        refused(|| product(codes(), one()), "numbers, and 1000 are asked for");
-        refused(|| product(words(TensorData::zeros::<i8, _>([2000])), made([1000])), "and number 7999 is asked for");
+        refused(|| product(5, codes(), halves([1000])), "scales of a product: tensor 0 is F16, and the kernel steps by F32");
+        refused(|| product(5, codes(), one()), "numbers, and 1000 are asked for");
+        refused(|| product(5, words(TensorData::zeros::<i8, _>([2000])), made([1000])), "and number 7999 is asked for");
+        refused(|| product(4, codes(), halves([1000])), "few rows: tensor 2 is F16, and the kernel steps by F32");
+        refused(|| product(4, codes(), one()), "numbers, and 1000 are asked for");
+        refused(|| product(4, words(TensorData::zeros::<i8, _>([2000])), made([1000])), "few rows: tensor 1 is I8");
     };
     assert_ours(&trace(refusals), &[]);
 }

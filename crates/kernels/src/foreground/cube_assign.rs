@@ -2,7 +2,7 @@
 //!
 //! The alignment of an object and an anchor whose centre is in its box is `score^0.5 CIoU^6`. An object wants the ten anchors it is aligned with best, the first of
 //! equals; an anchor that several want is learnt by the object that overlaps it most, of all that contain it; a target score is the alignment, so scaled that an
-//! object's best is the largest overlap among the anchors it was left with. What may be told from the host's choices is in docs/decisions/0002.
+//! object's best is the largest overlap among the anchors it was left with. What may differ from the host's choices is in docs/decisions/0002.
 //!
 //! Each launch has a thread for whatever it writes, so that nothing is added by two at once: lists of ten by [`LANES`] threads to an object, each of which sees a
 //! part of the anchors; the best ten of those lists; who learns each of them; the positives. Numbers of any kind lie in f32, which has all the whole ones

@@ -11,7 +11,7 @@ use crate::maps::Storage;
 use crate::options::{Shape, Work};
 use crate::plan::Path;
 use crate::proofs::{Proof, proofs};
-use crate::{decoder, detector, timing};
+use crate::{assigned, decoder, detector, timing};
 use bellows_kernels::cube::Pass;
 use bellows_kernels::{Lowering, Precision};
 use burn::tensor::{DType, Device};
@@ -105,6 +105,8 @@ fn of_detector(path: Path, work: Work, all: &mut Vec<Check>) {
         let often = |device: &Device, by, reference| repeated(|| WIDE.run(Pass::Forward, 1, device, by, false).concat(), reference);
         all.push(Check { hardware_only: true, ..Check::new(conv, "3x3 s1 64>64 forward, 8 times", often) });
     }
+    let found = Check::new(train, "anchors that learn three objects", |device, _, _| assigned::learnt(device));
+    all.push(Check { hardware_only: path != Path::Gemm, ..found });
     let steps = Check::new(train, "2 steps of a small detector", |device, by, _| detector::two_steps(device, by, false));
     all.push(Check { hardware_only: path != Path::Gemm, ..steps });
     match (path, work) {
@@ -272,8 +274,8 @@ mod tests {
     #[test]
     fn checks_agree_on_the_cpu() {
         for (path, work, count) in [
-            (Path::Gemm, Work::Detector, 14),
-            (Path::Direct, Work::Detector, 15),
+            (Path::Gemm, Work::Detector, 15),
+            (Path::Direct, Work::Detector, 16),
             (Path::Gemm, Work::LanguageModel, 5),
             (Path::Direct, Work::LanguageModel, 4),
             (Path::Untuned, Work::LanguageModel, 4),
@@ -287,7 +289,7 @@ mod tests {
             }
         }
         let half = checks(Path::Gemm, Work::HalfDetector, &[]);
-        assert!(half.is_sorted_by_key(|check| check.stage) && half.len() == 17);
+        assert!(half.is_sorted_by_key(|check| check.stage) && half.len() == 18);
         // The processor computes a map in f16 too.
         let half = checks(Path::Gemm, Work::HalfLanguageModel, &[map([130, 70], None, 8)]);
         assert!(half.is_sorted_by_key(|check| check.stage) && half.len() == 8);

@@ -11,6 +11,7 @@
 
 mod adapter;
 mod adapters;
+mod assigned;
 mod cache;
 mod cards;
 mod checks;

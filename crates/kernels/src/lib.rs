@@ -54,7 +54,7 @@ pub use attention::attention;
 pub use buffers::{forget, next_batch};
 pub use decoder::{rms_norm, rotate, swiglu};
 pub use dropout::{add_noise, dropout};
-pub use foreground::{Foreground, Positive, ciou, detection_terms};
+pub use foreground::{Foreground, Object, Objects, Positive, assigned_terms, assigns, ciou, detection_terms};
 pub use graph::{enter, lead};
 pub use listen::{Leaves, Listener, leaf, listen, tell};
 pub use logits::{expectation, predictions, scores};

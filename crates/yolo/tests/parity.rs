@@ -11,10 +11,11 @@
 mod support;
 
 use bellows_kernels::cube::{Counted, launches};
-use bellows_kernels::{Lowering, set_default_lowering};
+use bellows_kernels::{Lowering, set_default_lowering, with_parts};
 use bellows_yolo::bench::Benchmark;
 use bellows_yolo::boxes::Label;
 use bellows_yolo::loss::DetectionLoss;
+use bellows_yolo::model::head::REG_MAX;
 use bellows_yolo::model::names::{NamedTensors, named_tensors, to_tensors};
 use bellows_yolo::model::{Scale, Yolo, YoloConfig};
 use burn::backend::f16;
@@ -25,6 +26,7 @@ use std::ffi::OsString;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::rc::Rc;
 use support::*;
 
 const NC: usize = 4;
@@ -125,7 +127,6 @@ fn check_case(case: &Case, plain: &Device) {
     println!("{} items {items:?} reference {:?}", case.name, get("items"));
     assert!(worst_each(&items, get("items")) <= 1e-5, "{items:?} {:?}", get("items"));
     assert!((total / get("total")[0] - 1.0).abs() <= 1e-5);
-    assert_eq!(out.foreground as f32, get("fg").iter().sum::<f32>());
 
     let grads = gradients(&model, &out.total.backward());
     assert!(grads.values().flatten().all(|g| g.is_finite()));
@@ -221,7 +222,7 @@ fn no_object_in_the_batch() {
     check_case(&empty(), &Device::flex());
 }
 
-/// A step waits for numbers of its device twice: predictions for the assigner, which works on the host, and the sums of its update.
+/// A step on the processor reads twice: predictions for the assigner, and the sums of its update. On a GPU it waits for those alone (`check_launches`).
 #[test]
 fn a_step_reads_twice() {
     let scratch = tempfile::tempdir().unwrap();
@@ -289,6 +290,7 @@ fn random_objects_on_software_devices() {
     let theirs = |word: &str| launches.keys().find(|kernel| !ours(kernel) && kernel.to_lowercase().contains(word)).copied();
     assert_eq!(["conv", "matmul", "gemm"].map(theirs), [None; 3]);
 
+    check_assigned(&device);
     check_launches(&device, 64, false);
     if device.supports_dtype(FloatDType::F16) {
         check_half(&plain(), &device);
@@ -297,12 +299,100 @@ fn random_objects_on_software_devices() {
     }
 }
 
+/// Raw outputs for images of 192 pixels, made up; the larger `fall` is, the smaller are the boxes they mean.
+fn made_up(name: &str, [images, nc]: [usize; 2], fall: f32, device: &Device) -> Vec<Tensor<4>> {
+    let channels = 4 * REG_MAX + nc;
+    let level = |side: usize| {
+        let (shape, cells) = ([images, channels, side, side], side * side);
+        let bin = |i: usize| if i / cells % channels < 4 * REG_MAX { i / cells % channels % REG_MAX } else { 0 };
+        let drawn = uniform(&format!("{name}.{side}"), images * channels * cells, -2.0, 2.0);
+        let values = drawn.into_iter().enumerate().map(|(i, x)| x - fall * bin(i) as f32).collect();
+        image(values, shape, &device.clone().autodiff()).require_grad()
+    };
+    [24, 12, 6].map(level).into()
+}
+
+/// Of each image `each` boxes with sides between these, of the image's. None reaches the upper row of cells: where an object has too few anchors, the host takes the
+/// first ones for the rest of its ten (docs/decisions/0002).
+fn scattered(name: &str, [images, nc]: [usize; 2], each: usize, [low, high]: [f32; 2]) -> Vec<(u32, Label)> {
+    let label = |(i, u): (usize, &[f32])| {
+        let [w, h] = [u[0], u[1]].map(|side| low + (high - low) * side);
+        let xywh = [w / 2.0 + u[2] * (1.0 - w), 0.05 + h / 2.0 + u[3] * (0.95 - h), w, h];
+        ((i / each) as u32, Label { class: (u[4] * nc as f32) as u32, xywh })
+    };
+    uniform(&format!("{name}.labels"), images * each * 5, 0.0, 1.0).chunks(5).enumerate().map(label).collect()
+}
+
+/// Loss items of these outputs, and how strongly each anchor is drawn at: the root of its squared gradients for the sides of its box.
+fn learnt(nc: usize, feats: &[Tensor<4>], targets: &[(u32, Label)]) -> (Vec<f32>, Vec<f32>) {
+    let out = DetectionLoss::new(nc).forward(feats, targets).unwrap();
+    let (items, grads) = (vec(out.items), out.total.backward());
+    let of_level = |feat: &Tensor<4>| {
+        let [_, channels, h, w] = feat.dims();
+        let grad = vec(feat.grad(&grads).unwrap());
+        let of_image = move |image: &[f32]| {
+            let sides = image.chunks(h * w).take(4 * REG_MAX);
+            let mut squares = vec![0.0f32; h * w];
+            sides.for_each(|row| squares.iter_mut().zip(row).for_each(|(sum, g)| *sum += g * g));
+            squares.into_iter().map(f32::sqrt).collect::<Vec<_>>()
+        };
+        grad.chunks(channels * h * w).flat_map(of_image).collect::<Vec<_>>()
+    };
+    let pulls = feats.iter().flat_map(of_level).collect();
+    (items, pulls)
+}
+
+/// What a device finds for a batch's objects by itself is what the host's assigner does: the same losses, and the same anchors learn as strongly.
+fn check_assigned(device: &Device) {
+    // Images and classes, objects an image, their sides, and how fast logits fall from bin to bin.
+    let cases = [
+        ("few", [2, 4], 3, [0.1, 0.6], 0.0),
+        ("crowded", [2, 80], 40, [0.25, 0.5], 0.0),
+        ("small", [3, 4], 25, [0.01, 0.08], 0.9),
+        ("none", [2, 4], 0, [0.1, 0.2], 0.0),
+    ];
+    for (name, sizes, each, sides, fall) in cases {
+        let mut targets = scattered(name, sizes, each.max(1), sides);
+        match name {
+            "none" => targets.clear(),
+            // The second image has no object; in the first are padding, and one beyond the image.
+            "small" => {
+                targets.retain(|(image, _)| *image != 1);
+                targets.insert(1, (0, Label { class: 3, xywh: [0.0; 4] }));
+                targets.insert(2, (0, Label { class: 2, xywh: [1.3, 0.5, 0.2, 0.2] }));
+            }
+            _ => {}
+        }
+        let on = |device: &Device| learnt(sizes[1], &made_up(name, sizes, fall, device), &targets);
+        let ((found, pulls), (items, wanted)) = (on(device), on(&Device::flex()));
+        let most = wanted.iter().copied().fold(0.0, f32::max);
+        let learners = wanted.iter().filter(|pull| **pull > 1e-6 * most).count();
+        println!("{name}: {} objects, {learners} anchors learn, items {found:?} {items:?}", targets.len());
+        match name {
+            "none" => assert_eq!(learners, 0),
+            // Anchors that several want.
+            "crowded" => assert!(learners > 200 && learners < 10 * targets.len()),
+            _ => assert!(learners > 10),
+        }
+        assert!(worst_each(&found, &items) <= 1e-4, "{name}: {found:?} {items:?}");
+        for (anchor, (pull, wanted)) in pulls.iter().zip(&wanted).enumerate() {
+            assert!((pull - wanted).abs() <= 1e-3 * wanted + 1e-5 * most, "{name}, anchor {anchor}: {pull} {wanted}");
+        }
+    }
+    // Of a batch that others have parts of the host says who learns, for the sum of all scores is known there alone.
+    let (feats, targets) = (made_up("few", [2, 4], 0.0, device), scattered("few", [2, 4], 3, [0.1, 0.6]));
+    let pass = || drop(DetectionLoss::new(4).forward(&feats, &targets).unwrap());
+    let alone = |mine: &[f64]| vec![mine.to_vec()];
+    let reads = [Counted::of(pass).1, Counted::of(|| with_parts(Rc::new(alone), pass)).1].map(|counted| counted.reads);
+    assert_eq!(reads, [0, 1]);
+}
+
 /// How often a step launches a kernel, and waits for the device.
 fn check_launches(device: &Device, imgsz: usize, half: bool) {
     let scratch = tempfile::tempdir().unwrap();
     let what = Benchmark { scale: Scale::N, batch: 2, imgsz, classes: 4, steps: 1, boxes: 3, half };
     let counted = what.count(device, scratch.path()).unwrap();
-    assert_eq!(counted.reads, 2);
+    assert_eq!(counted.reads, 1);
     let step = counted.launches;
     let count: usize = step.values().sum();
     // Size decides only which weight gradients are added up from parts and which outputs are made again and not kept: at most one launch more for each

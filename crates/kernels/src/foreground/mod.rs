@@ -2,9 +2,11 @@
 //! of the classes' cross entropy that [`LogitOps::softplus_sum`] leaves open.
 //!
 //! Of some hundred thousand anchors a few hundred are such. Composed of Burn's operations their terms are three hundred launches on a GPU;
-//! here they are two, and one in the backward pass, which only spreads slopes that were made with the terms.
+//! here they are two, and one in the backward pass, which only spreads slopes that were made with the terms. Four more find the anchors there.
 
 mod cube;
+mod cube_assign;
+mod cube_objects;
 mod formula;
 #[cfg(test)]
 mod tests;
@@ -12,7 +14,7 @@ mod tests;
 use std::sync::Arc;
 
 use burn::backend::tensor::FloatTensor as Float;
-use burn::backend::{AutodiffBackend, Backend, Dispatch, Flex, Scalar, TensorMetadata, backend_extension};
+use burn::backend::{AutodiffBackend, Backend, Dispatch, Flex, TensorMetadata, backend_extension};
 use burn::tensor::{DType, Slice, Tensor};
 use burn_flex::FlexTensor;
 use rayon::prelude::*;
@@ -25,6 +27,8 @@ use crate::shapes;
 use crate::steps::{Autodiff, CheckpointStrategy, recorded};
 use formula::{Corners, lower_bin, upper_share};
 
+pub use cube_assign::assigned_terms;
+pub use cube_objects::{Object, Objects, assigns};
 pub use formula::BINS;
 
 /// Logits of the four sides of a box.
@@ -58,6 +62,22 @@ pub struct Foreground {
     pub norm: f32,
 }
 
+/// Which anchors learn.
+#[derive(Clone, Debug)]
+pub enum Learning {
+    /// Those that the host has chosen.
+    Chosen(Foreground),
+    /// Those that a CubeCL device finds for these objects.
+    Assigned(Arc<Objects>),
+}
+
+impl Learning {
+    fn chosen(&self) -> &Foreground {
+        let Self::Chosen(chosen) = self else { unreachable!("only CubeCL devices assign objects") };
+        chosen
+    }
+}
+
 /// CIoU of two boxes `x1, y1, x2, y2`; see `formula`.
 #[inline]
 pub fn ciou(a: [f32; 4], b: [f32; 4]) -> f32 {
@@ -69,17 +89,17 @@ pub fn ciou(a: [f32; 4], b: [f32; 4]) -> f32 {
 #[backend_extension(Flex, Cube, Autodiff)]
 pub trait ForegroundOps: Backend + LogitOps {
     /// Terms `[3]` and, without gradient, the slopes of the box and of the distribution term for each positive's side logits, 2 M 64 of them, with whatever else a
-    /// backend keeps for the gradient. `background [1]` is the softplus sum of all class logits.
-    fn foreground_terms(x: Float<Self>, background: Float<Self>, foreground: Foreground) -> (Float<Self>, Float<Self>);
+    /// backend keeps for the gradient, and the gain of the softplus sum of all class logits, which is `background`, both `[1]`.
+    fn foreground_terms(x: Float<Self>, background: Float<Self>, learning: Learning) -> (Float<Self>, Float<Self>, Float<Self>);
 
     /// `grad [B, C, A]` plus the gradient of the terms at the foreground, from their slopes and dy `[3]`.
-    fn foreground_grad(grad: Float<Self>, slopes: Float<Self>, dy: Float<Self>, foreground: Foreground) -> Float<Self>;
+    fn foreground_grad(grad: Float<Self>, slopes: Float<Self>, dy: Float<Self>, learning: Learning) -> Float<Self>;
 
     /// Both in one for the gradient's sake: see [`detection_terms`].
-    fn detection_terms(x: Float<Self>, foreground: Foreground) -> Float<Self> {
+    fn detection_terms(x: Float<Self>, learning: Learning) -> Float<Self> {
         let classes = x.shape()[1] - SIDES;
         let (background, _) = Self::softplus_sum(x.clone(), SIDES, classes);
-        Self::foreground_terms(x, background, foreground).0
+        Self::foreground_terms(x, background, learning).0
     }
 }
 
@@ -104,7 +124,7 @@ pub fn detection_terms(x: Tensor<3>, foreground: Foreground) -> Tensor<1> {
     places.sort_unstable();
     assert!(places.windows(2).all(|pair| pair[0] != pair[1]), "two positives at one anchor");
     assert!(x.dtype() == DType::F32, "a loss in {:?}", x.dtype());
-    Tensor::from_dispatch(Dispatch::detection_terms(x.into_dispatch(), foreground))
+    Tensor::from_dispatch(Dispatch::detection_terms(x.into_dispatch(), Learning::Chosen(foreground)))
 }
 
 /// Where a positive's logits are: those of its first bin, and from one channel to the next.
@@ -148,7 +168,8 @@ fn positive(l: &Positive, x: &[f32], shape: [usize; 3], [of_box, of_sides]: [&mu
 }
 
 impl ForegroundOps for Flex {
-    fn foreground_terms(x: FlexTensor, background: FlexTensor, foreground: Foreground) -> (FlexTensor, FlexTensor) {
+    fn foreground_terms(x: FlexTensor, background: FlexTensor, learning: Learning) -> (FlexTensor, FlexTensor, FlexTensor) {
+        let foreground = learning.chosen();
         let (shape, m) = (x.shape().dims(), foreground.positives.len());
         let x = contiguous(x);
         let background = values(&contiguous(background))[0];
@@ -162,11 +183,12 @@ impl ForegroundOps for Flex {
         let [on_box, on_class, on_sides] = foreground.gains.map(f64::from);
         let class = f64::from(background) / f64::from(foreground.norm) - sum(1);
         let terms = [on_box * sum(0), on_class * class, on_sides * sum(2)];
-        (tensor(terms.map(|t| t as f32).to_vec(), [3]), tensor(slopes, [2, m, SIDES]))
+        let of_sum = (on_class / f64::from(foreground.norm)) as f32;
+        (tensor(terms.map(|t| t as f32).to_vec(), [3]), tensor(slopes, [2, m, SIDES]), tensor(vec![of_sum], [1]))
     }
 
-    fn foreground_grad(grad: FlexTensor, slopes: FlexTensor, dy: FlexTensor, foreground: Foreground) -> FlexTensor {
-        let shape = grad.shape().dims::<3>();
+    fn foreground_grad(grad: FlexTensor, slopes: FlexTensor, dy: FlexTensor, learning: Learning) -> FlexTensor {
+        let (foreground, shape) = (learning.chosen(), grad.shape().dims::<3>());
         let (slopes, dy) = (contiguous(slopes), contiguous(dy));
         let (of_box, of_sides) = values(&slopes).split_at(foreground.positives.len() * SIDES);
         let [on_box, on_class, on_sides] = [0, 1, 2].map(|i| values(&dy)[i]);
@@ -183,26 +205,25 @@ impl ForegroundOps for Flex {
 }
 
 impl<B: ForegroundOps + PlaneOps, C: CheckpointStrategy> ForegroundOps for Autodiff<B, C> {
-    fn foreground_terms(x: Float<Self>, background: Float<Self>, foreground: Foreground) -> (Float<Self>, Float<Self>) {
-        let (terms, slopes) = B::foreground_terms(x.into_primitive(), background.into_primitive(), foreground);
-        (Self::from_inner(terms), Self::from_inner(slopes))
+    fn foreground_terms(x: Float<Self>, background: Float<Self>, learning: Learning) -> (Float<Self>, Float<Self>, Float<Self>) {
+        let (terms, slopes, of_sum) = B::foreground_terms(x.into_primitive(), background.into_primitive(), learning);
+        (Self::from_inner(terms), Self::from_inner(slopes), Self::from_inner(of_sum))
     }
 
-    fn foreground_grad(grad: Float<Self>, slopes: Float<Self>, dy: Float<Self>, foreground: Foreground) -> Float<Self> {
-        Self::from_inner(B::foreground_grad(grad.into_primitive(), slopes.into_primitive(), dy.into_primitive(), foreground))
+    fn foreground_grad(grad: Float<Self>, slopes: Float<Self>, dy: Float<Self>, learning: Learning) -> Float<Self> {
+        Self::from_inner(B::foreground_grad(grad.into_primitive(), slopes.into_primitive(), dy.into_primitive(), learning))
     }
 
-    fn detection_terms(x: Float<Self>, foreground: Foreground) -> Float<Self> {
+    fn detection_terms(x: Float<Self>, learning: Learning) -> Float<Self> {
         let (nodes, x) = ([x.node()], x.into_primitive());
         let classes = x.shape()[1] - SIDES;
         let (background, of_classes) = B::softplus_sum(x.clone(), SIDES, classes);
-        let (terms, of_sides) = B::foreground_terms(x, background, foreground.clone());
+        let (terms, of_sides, of_sum) = B::foreground_terms(x, background, learning.clone());
         recorded::<B, C, 1>(nodes, &[], terms, move |dy, mut parents| {
             parents.give::<B>(0, || {
-                let of_sum = Scalar::Float(f64::from(foreground.gains[1]) / f64::from(foreground.norm));
-                let background = B::float_mul_scalar(B::float_slice(dy.clone(), &[Slice::from(1..2)]), of_sum);
+                let background = B::float_mul(B::float_slice(dy.clone(), &[Slice::from(1..2)]), of_sum);
                 let grad = B::softplus_sum_grad(of_classes, background, SIDES, SIDES + classes);
-                B::foreground_grad(grad, of_sides, dy, foreground)
+                B::foreground_grad(grad, of_sides, dy, learning)
             });
         })
     }

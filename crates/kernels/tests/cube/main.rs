@@ -76,8 +76,13 @@ fn agrees_with_the_cpu_by_another_compiler() {
     let convolutions = ["agrees_with_the_cpu", "any_shape", "large_and_strided", "norm::moments_of_convolutions"];
     let products =
         ["matrices::agree_with_the_cpu_and_tune_nothing", "blocks::products_read_words", "maps::int8s_have_the_bits_of_dense_weights"];
-    let others =
-        ["maps::of_a_few_rows", "rows::extremes", "arena::tensors_come_back_from_their_places", "arena::views_in_another_order_are_copied"];
+    let others = [
+        "maps::of_a_few_rows",
+        "rows::extremes",
+        "arena::tensors_come_back_from_their_places",
+        "arena::views_in_another_order_are_copied",
+        "foreground::objects_of_one_cell_find_their_anchors",
+    ];
     for name in convolutions.into_iter().chain(products).chain(others).chain(ours.iter().map(String::as_str)) {
         child(name, &[on("BELLOWS_CUBE_GL"), on("LIBGL_ALWAYS_SOFTWARE"), ("EGL_PLATFORM", OsStr::new("surfaceless"))]);
     }

@@ -15,11 +15,11 @@ use bellows_kernels::planes::PlaneOps;
 use bellows_kernels::products::{Branch, Form, ProductOps, StoredMap, StoredWeight};
 use bellows_kernels::update::UpdateOps;
 use bellows_kernels::{
-    Adam, Blocks, Coding, ConvConfig, Foreground, LowRank, Lowering, Map, NormStep, Places, Positive, Precision, Segments, Sgd, adam_step,
-    add, arena, arena_parts, attention, batch_norm_silu, blend, clip_to_norm, concat, conv2d, conv2d_data_grad, conv2d_for_norm,
-    conv2d_silu, conv2d_weight_grad, cross_entropy, cross_entropy_loss, detection_terms, dropout, expectation, images, inference, lead,
-    linear, linear_data_grad, linear_weight_grad, maps, max_pool_same, predictions, rms_norm, rotate, scores, set_default_lowering,
-    sgd_step, slice_channels, sum_of_squares, swiglu,
+    Adam, Blocks, Coding, ConvConfig, Foreground, LowRank, Lowering, Map, NormStep, Object, Objects, Places, Positive, Precision, Segments,
+    Sgd, adam_step, add, arena, arena_parts, assigned_terms, attention, batch_norm_silu, blend, clip_to_norm, concat, conv2d,
+    conv2d_data_grad, conv2d_for_norm, conv2d_silu, conv2d_weight_grad, cross_entropy, cross_entropy_loss, detection_terms, dropout,
+    expectation, images, inference, lead, linear, linear_data_grad, linear_weight_grad, maps, max_pool_same, predictions, rms_norm, rotate,
+    scores, set_default_lowering, sgd_step, slice_channels, sum_of_squares, swiglu,
 };
 use burn::backend::ops::{FloatTensorOps, IntTensorOps};
 use burn::tensor::{DType, Device, DeviceKind, Int, Tensor, TensorData};
@@ -106,6 +106,20 @@ fn of_a_detector(device: &Device) {
         refused(|| terms(65, vec![outside]), "a positive that is not among outputs of [2, 65, 8]");
     }
     refused(|| terms(65, vec![learns(1, 3, 0); 2]), "two positives at one anchor");
+
+    let found = |channels, anchors, all: &[(u32, u32)]| assigned_terms(zeros([2, channels, 8], device), objects(anchors, all));
+    refused(|| found(60, 8, &[]), "side logits 0..64 of 60");
+    refused(|| found(65, 7, &[]), "centres and strides of [7, 7] anchors, and outputs of 8");
+    for outside in [(2, 0), (0, 1)] {
+        refused(|| found(65, 8, &[outside]), "an object that is not among outputs of [2, 65, 8]");
+    }
+    refused(|| found(65, 8, &[(1, 0), (0, 0)]), "objects that are not in the order of their images");
+}
+
+/// Objects of these images and classes, and so many anchors.
+fn objects(anchors: usize, all: &[(u32, u32)]) -> Objects {
+    let all = all.iter().map(|&(image, class)| Object { image, class, xyxy: [0.0, 0.0, 8.0, 8.0] });
+    Objects { all: all.collect(), centres: vec![[0.5; 2]; anchors], strides: vec![8.0; anchors], gains: [1.0; 3] }
 }
 
 fn of_a_decoder(device: &Device) {
@@ -204,6 +218,7 @@ fn everything(device: &Device) {
 fn on_the_processor() {
     for device in [Device::flex(), Device::flex().autodiff()] {
         everything(&device);
+        refused(|| assigned_terms(zeros([2, 65, 8], &device), objects(8, &[(0, 0)])), "objects on a processor, or of a part of a batch");
         assert_eq!(largest_allocation(&device), None);
     }
 }

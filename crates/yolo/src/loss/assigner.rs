@@ -3,8 +3,8 @@
 //! Alignment of an object and an anchor is `score^0.5 * CIoU^6`, over anchors whose centre lies inside the box.
 //! Each object takes its ten best-aligned anchors; an anchor wanted by several goes to the object it overlaps
 //! most, of all objects in the image. The target score is the alignment, rescaled so that an object's best
-//! anchor gets the object's best overlap. Runs on the host, one image after another in parallel: ties and edge
-//! cases then do not depend on the device (`topk` has PyTorch's order on the CPU).
+//! anchor gets the object's best overlap. This is the host's, one image after another in parallel, with PyTorch's order of ties on the CPU (`topk`);
+//! a GPU has its own (`foreground/cube_assign` of the kernels), and docs/decisions/0002 says what may differ.
 //! A box whose corners sum to zero or less is padding: it takes no anchor, but keeps its index.
 
 use bellows_kernels::ciou;

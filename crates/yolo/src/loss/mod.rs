@@ -1,7 +1,8 @@
 //! The detection loss of YOLOv8: complete IoU for boxes, distribution focal loss for their sides, binary cross
 //! entropy for classes.
 //!
-//! Predictions travel to the host once per step, decoded and without gradient, for the assigner: boxes, and scores of the
+//! Which anchors learn which object a GPU finds by itself ([`assigned_terms`]), so that a step does not wait for it. Of outputs on the processor, and of a batch that
+//! others hold parts of, the [`assigner`] does: predictions travel to the host once per step, decoded and without gradient, boxes, and scores of the
 //! classes an image has objects of. Box terms are computed on the foreground anchors only. Class scores have one non-zero target per
 //! foreground anchor, so their cross entropy is the sum of `softplus(x)` over everything minus `x t` over the foreground. The terms
 //! themselves are an operation of the kernels: [`detection_terms`].
@@ -12,7 +13,9 @@ pub mod topk;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use bellows_kernels::{self as kernels, Positive, detection_terms, note_read, of_all_parts, predictions};
+use bellows_kernels::{
+    self as kernels, Object, Objects, Positive, assigned_terms, assigns, detection_terms, note_read, of_all_parts, predictions,
+};
 use bellows_learner::LearnError;
 use burn::tensor::Tensor;
 
@@ -43,10 +46,6 @@ pub struct LossOutput {
     pub items: Tensor<1>,
     /// Objects in the batch.
     pub objects: usize,
-    /// Anchors that learn an object.
-    pub foreground: usize,
-    /// Sum of the target scores, before its floor of 1.
-    pub score_sum: f32,
 }
 
 impl DetectionLoss {
@@ -70,16 +69,16 @@ impl DetectionLoss {
         let flat = flatten(feats);
 
         let gts = self.by_image(targets, batch, size);
-        let assigned = assign(&Predictions::read(&flat, &anchors, &gts)?.images(), &gts, &anchors);
-        let score_sum: f32 = assigned.iter().flatten().map(|f| f.score).sum();
-        let norm = norm(score_sum, batch);
-        let positives = positives(&assigned, &anchors, norm);
-        let foreground = positives.len();
-
         let gains = [self.box_gain, self.cls, self.dfl];
-        let terms = detection_terms(flat, kernels::Foreground { positives: Arc::new(positives), gains, norm });
+        let terms = if assigns(&flat.device()) {
+            assigned_terms(flat, objects(&gts, anchors, gains))
+        } else {
+            let assigned = assign(&Predictions::read(&flat, &anchors, &gts)?.images(), &gts, &anchors);
+            let norm = norm(assigned.iter().flatten().map(|f| f.score).sum(), batch);
+            detection_terms(flat, kernels::Foreground { positives: Arc::new(positives(&assigned, &anchors, norm)), gains, norm })
+        };
         let items = terms.clone().detach();
-        Ok(LossOutput { total: terms.sum().mul_scalar(batch as f32), items, objects: targets.len(), foreground, score_sum })
+        Ok(LossOutput { total: terms.sum().mul_scalar(batch as f32), items, objects: targets.len() })
     }
 
     fn by_image(&self, targets: &[(u32, Label)], batch: usize, size: [f32; 2]) -> Vec<Vec<GroundTruth>> {
@@ -100,6 +99,13 @@ fn norm(score_sum: f32, images: usize) -> f32 {
     (scores.max(1.0) * (images as f64 / all)) as f32
 }
 
+/// The objects of each image and the anchors, as a device wants them.
+fn objects(gts: &[Vec<GroundTruth>], anchors: Anchors, gains: [f32; 3]) -> Objects {
+    let all = gts.iter().enumerate().flat_map(|(image, gts)| gts.iter().map(move |gt| (image, gt)));
+    let object = |(image, gt): (usize, &GroundTruth)| Object { image: image as u32, class: gt.class, xyxy: gt.xyxy };
+    Objects { all: all.map(object).collect(), centres: anchors.centres, strides: anchors.strides, gains }
+}
+
 /// The anchors that learn an object, as the terms want them: in cells of their levels.
 fn positives(assigned: &[Vec<Foreground>], anchors: &Anchors, norm: f32) -> Vec<Positive> {
     let all = assigned.iter().enumerate().flat_map(|(image, of_image)| of_image.iter().map(move |f| (image, f)));
@@ -114,7 +120,7 @@ fn positives(assigned: &[Vec<Foreground>], anchors: &Anchors, norm: f32) -> Vec<
     all.map(positive).collect()
 }
 
-/// Decoded predictions on the host: one of a step's two reads (the other is that of its sums).
+/// Decoded predictions on the host: one of the two reads of a step that asks for them (the other is that of its sums).
 struct Predictions {
     /// Rows of a number per anchor: the corners of each image in pixels, then the scores.
     rows: Vec<f32>,

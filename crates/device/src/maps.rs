@@ -1,5 +1,5 @@
 //! The run's own linear maps, some rows through each, with the matrix stored as the run stores it: words of bf16s and of int8s are read where they lie,
-//! NF4 and the blocks of a GGUF are made dense before each product, and each of these ways has kernels of its own. So has a low-rank branch.
+//! NF4 and the blocks of a GGUF are made dense before each product of more than four, and each of these ways has kernels of its own. So has a low-rank branch.
 
 use crate::made::{numbers, pattern, tensor};
 use bellows_kernels::cube::{Class, Pass};

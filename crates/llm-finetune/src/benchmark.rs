@@ -53,7 +53,7 @@ pub(crate) fn run(args: &BenchmarkArgs, signals: &Signals) -> Result<(), Failure
     };
     has_numbers(what.precision, &device)?;
     if device.is_accelerator() {
-        prove(&what.one_layer(&device.device)?, &size.shape(), what.precision, &device)?;
+        prove(&what.one_layer(&device.device)?, &size.shape(), what.precision, &device, false)?;
     }
     let (folder, _taken) = scratch(signals)?;
     if args.count {

@@ -50,7 +50,7 @@ pub(crate) fn eval(args: &EvalArgs) -> Result<(), Failure> {
     if left.empty > 0 {
         note(&format!("{} rows without a character of text were left out", left.empty));
     }
-    prove(&model, &shape, config.precision, &device)?;
+    prove(&model, &shape, config.precision, &device, true)?;
     let score = |when: &str, model: &CausalLm| scored(&judge, when, model, &questions, &device, args.json);
     let before = score("as it is", &model)?;
     let after = match adapter {

@@ -89,11 +89,17 @@ pub(crate) fn has_numbers(precision: RunPrecision, device: &Selected) -> Result<
     Err(Usage(format!("precision {}: {} ({}) has no f16; f32 is computed everywhere", precision.name(), device.backend, device.name)))
 }
 
-/// Refuses a device that does not compute the model as the processor does in the same precision.
-pub(crate) fn prove(model: &CausalLm, shape: &ModelConfig, precision: RunPrecision, device: &Selected) -> Result<(), Failure> {
+/// Refuses a device that does not compute the model as the processor does in the same precision; and one token as a model that `speaks` does.
+pub(crate) fn prove(
+    model: &CausalLm,
+    shape: &ModelConfig,
+    precision: RunPrecision,
+    device: &Selected,
+    speaks: bool,
+) -> Result<(), Failure> {
     let error = match device.backend {
         "flex" => 0.0,
-        _ => first_layer(model, shape, precision.of_products(), &device.device, &processor()),
+        _ => first_layer(model, shape, precision.of_products(), &device.device, &processor(), speaks),
     };
     if error < if precision.is_f16() { PROVED_F16 } else { PROVED } {
         return Ok(());

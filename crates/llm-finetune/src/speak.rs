@@ -34,7 +34,7 @@ pub(crate) fn speak(args: &SpeakArgs) -> Result<(), Failure> {
     join_pool(0)?;
     let selected = pick_device(&args.device, &ProbeOptions::of(Work::LanguageModel))?;
     let base = open(&args.model, args.adapter.as_deref(), args.offline, BaseDtype::Auto, &selected.device)?;
-    prove(&base.model, &base.config, RunPrecision::F32, &selected)?;
+    prove(&base.model, &base.config, RunPrecision::F32, &selected, true)?;
     let device = selected.device;
     let options = RenderOptions { thinking: args.thinking, ..RenderOptions::default() };
     let system = args.system.iter().map(|text| Message::new(Role::System, text.clone()));

@@ -62,7 +62,7 @@ pub(crate) fn run(session: Session, args: &TrainArgs, config: SftConfig, resumed
     let made = (config.model == "tiny" && run.is_first() && !(run.is_resumed() && whole)).then(|| base.model.clone());
     let base = if config.model == "tiny" { base.stored_as(config.dtypes(Place::of(&device.device)), &device.device)? } else { base };
     let mut tuning = Finetune::new(config, base, data, template, &device.device, run.dir().clone())?;
-    prove(&tuning.model(), tuning.shape(), tuning.config().precision, &device).inspect_err(|_| unfit())?;
+    prove(&tuning.model(), tuning.shape(), tuning.config().precision, &device, false).inspect_err(|_| unfit())?;
     say(&format!("template: {}", tuning.template().name()));
     tuning.header().iter().for_each(|line| say(line));
     if !run.is_resumed() && run.is_first() {

@@ -165,7 +165,7 @@ fn measure(config: SftConfig, batch: usize, signals: &Signals) -> Result<(), Fai
     let (folder, _taken) = scratch(signals)?;
     let (telemetry, highest) = (Telemetry::every(&device, EVERY), Rc::<Cell<Reading>>::default());
     let mut tuning = Finetune::new(config, base, data, template, &device.device, RunDir::create(&folder, "tune", false)?)?;
-    prove(&tuning.model(), tuning.shape(), tuning.config().precision, &device)?;
+    prove(&tuning.model(), tuning.shape(), tuning.config().precision, &device, false)?;
     let timer = StepTimer::default();
     tuning.learner().observe(timer.clone()).observe(Watch { latest: move || telemetry.latest(), highest: Rc::clone(&highest) });
     tuning.run()?;

@@ -336,7 +336,7 @@ mod tests {
         let model = what.one_layer(&device).unwrap();
         assert_eq!(model.model.layers.len(), 1);
         assert!(model.linears().any(|(name, map)| name.ends_with("down_proj") && map.weight.dims() == [16, 32]));
-        assert_eq!(first_layer(&model, &what.size.shape(), Precision::F32, &device, &device), 0.0);
+        assert_eq!(first_layer(&model, &what.size.shape(), Precision::F32, &device, &device, false), 0.0);
     }
 
     #[test]

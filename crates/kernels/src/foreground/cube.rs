@@ -1,7 +1,7 @@
 //! The operations on CubeCL devices, a positive to a thread, or several where there are more than [`THREADS`].
 //!
 //! Where a positive is, in its logits and in their gradient, is read from memory, and so are its box and its bins: the device checks the indices of these kernels, which are
-//! of a few hundred positives. They lie in slots, some of which may be empty: the host fills each, but what the device finds is fewer than it has room for.
+//! of hundreds or thousands of positives. They lie in slots, some of which may be empty: the host fills each, but what the device finds is fewer than it has room for.
 
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{DType, TensorMetadata};

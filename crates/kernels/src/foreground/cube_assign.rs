@@ -355,6 +355,7 @@ pub fn assigned_terms(x: burn::tensor::Tensor<3>, objects: Objects) -> burn::ten
     let given = [objects.centres.len(), objects.strides.len()];
     assert!(given == [anchors; 2], "centres and strides of {given:?} anchors, and outputs of {anchors}");
     let inside = |object: &Object| (object.image as usize) < images && SIDES + (object.class as usize) < channels;
+    assert!(objects.all.len() < 1 << 24, "{} objects, which f32 does not tell apart", objects.all.len());
     assert!(objects.all.iter().all(inside), "an object that is not among outputs of {:?}", [images, channels, anchors]);
     assert!(objects.all.is_sorted_by_key(|object| object.image), "objects that are not in the order of their images");
     assert!(x.dtype() == DType::F32, "a loss in {:?}", x.dtype());

@@ -97,13 +97,17 @@ pub(super) fn values<W: Numeric>(
             let level = (word >> (place / 2u32 * 8u32 + (1u32 - place % 2u32) * 4u32)) & 15u32;
             values[i] = scales[levels + level as usize] * magnitude;
         }
+    } else if comptime!(storage == Storage::Int8) {
+        let scale = scales[at / columns];
+        #[unroll]
+        for i in 0..each {
+            values[i] = scale * signed(byte::<W>(codes, at + i));
+        }
     } else {
         #[unroll]
         for i in 0..each {
             let at = at + i;
-            values[i] = if comptime!(storage == Storage::Int8) {
-                scales[at / columns] * signed(byte::<W>(codes, at))
-            } else if comptime!(storage == Storage::Bf16) {
+            values[i] = if comptime!(storage == Storage::Bf16) {
                 f32::reinterpret((u32::cast_from(codes[at / 2usize]) >> ((at % 2usize) as u32 * 16u32)) << 16u32)
             } else {
                 f32::cast_from(codes[at])

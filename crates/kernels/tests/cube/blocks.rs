@@ -1,5 +1,6 @@
 //! Weights in blocks as a device makes them dense and as its products read them, against the processor.
 
+use crate::half::has_half;
 use crate::launches::{assert_ours, trace};
 use crate::support::{counted, cube, data, device, numbers, on_each_device, on_swiftshader, pattern, relative};
 use bellows_kernels::operands::Maybe;
@@ -7,7 +8,7 @@ use bellows_kernels::products::{Branch, Form, ProductOps, StoredBranch, StoredMa
 use bellows_kernels::{Blocks, Coding, Lowering, Precision, Weight, linear, set_default_lowering};
 use bellows_weights::BlockType;
 use burn::backend::ops::IntTensorOps;
-use burn::tensor::{Device, DeviceKind, Tensor, TensorData};
+use burn::tensor::{DType, Device, DeviceKind, Tensor, TensorData};
 use burn_cubecl::CubeBackend;
 
 type Encode = fn(&[f32], [usize; 2], &Device) -> Blocks;
@@ -133,6 +134,16 @@ fn a_few_rows_need_nothing_dense() {
                 assert_eq!(moved as usize, ours.bytes() + 4 * rows * (input + out), "{name}");
             }
         }
+    }
+    if has_half() {
+        // A dense one that is stored in 16 bits, which our own product reads alone.
+        let half = |device: &Device| Tensor::<2>::from_data(data(7, shape), device).cast(DType::F16);
+        let product = |device: &Device| linear(Tensor::<2>::from_data(data(3, [1, input]), device), half(device), None, Precision::F32);
+        let [ours, theirs] = [&vulkan, &Device::flex()].map(|device| product(device).try_into_vec_as::<f32>().unwrap());
+        let error = relative(&ours, &theirs);
+        assert!(error < 2e-6, "f16: {error:.1e}");
+        let (x, weight) = (Tensor::<2>::from_data(data(3, [1, input]), &vulkan), half(&vulkan));
+        assert_ours(&trace(|| linear(x, weight, None, Precision::F32)), &[("few_rows_kernel", 1)]);
     }
     let more = Tensor::<2>::from_data(data(3, [5, input]), &vulkan);
     let launched = trace(|| linear(more, Weight::Blocks(weights[2].1[0].clone()), None, Precision::F32));

@@ -136,7 +136,7 @@ impl Chain {
     fn open(&self, path: &Path) -> Result<(Base, Selected), Failure> {
         let device = pick_device(self.config.concept_device.as_ref().unwrap_or(&self.config.device), &by(self.config.products))?;
         let base = Base::open(path, &device.device)?;
-        prove(&base.model, &base.config, RunPrecision::F32, &device)?;
+        prove(&base.model, &base.config, RunPrecision::F32, &device, true)?;
         Ok((base, device))
     }
 

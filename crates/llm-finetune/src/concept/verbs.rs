@@ -88,7 +88,7 @@ fn load(args: &ModelArgs) -> Result<(Base, Selected), Failure> {
     let device = pick_device(&args.device, &ProbeOptions::of(Work::LanguageModel))?;
     let mut base = open(&args.model, args.adapter.as_deref(), args.offline, BaseDtype::Auto, &device.device)?;
     base.model = merge(base.model);
-    prove(&base.model, &base.config, RunPrecision::F32, &device)?;
+    prove(&base.model, &base.config, RunPrecision::F32, &device, true)?;
     Ok((base, device))
 }
 

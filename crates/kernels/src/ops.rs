@@ -50,10 +50,9 @@ pub trait KernelOps: PlaneOps {
 
     /// Batch normalisation with the batch's own statistics, then SiLU if `silu`.
     ///
-    /// `z = gamma (x - mean) / sqrt(variance + epsilon) + beta`, mean and biased variance over (N, H, W);
-    /// output `z sigmoid(z)` or `z` (Ioffe and Szegedy 2015, equations of algorithm 1). The running statistics, those of `channels`, become
-    /// `(1 - momentum) running + momentum new`, the new variance unbiased, as PyTorch has them; they carry no gradient. `moments` are x's
-    /// (see [`conv_joined`](Self::conv_joined)).
+    /// `z = gamma (x - mean) / sqrt(variance + epsilon) + beta`, mean and biased variance over (N, H, W); output `z sigmoid(z)` or `z` (Ioffe and Szegedy 2015,
+    /// equations of algorithm 1). The running statistics, those of `channels`, become `(1 - momentum) running + momentum new`, the new variance unbiased, as
+    /// PyTorch has them; they carry no gradient. `moments` are x's (see [`conv_joined`](Self::conv_joined)).
     fn norm_act(
         x: Float<Self>,
         #[extension_type] moments: Maybe<Self>,

@@ -82,9 +82,8 @@ pub fn blend(old: Tensor<1>, new: Tensor<1>, a: f64, b: f64) -> Tensor<1> {
     Tensor::from_dispatch(Dispatch::blend(old.into_dispatch(), new.into_dispatch(), a, b))
 }
 
-/// `Σ x²` as `[1]` in f32, without gradient: not finite if any value is not, or if the sum overflows. At least one arena; the segments leave out
-/// nothing but zeros (on a processor they are summed up one by one, so that the order does not follow from how parameters lie; a GPU takes
-/// whole arenas).
+/// `Σ x²` as `[1]` in f32, without gradient: not finite if any value is not, or if the sum overflows. At least one arena; the segments leave out nothing but
+/// zeros (on a processor they are summed up one by one, so that the order does not follow from how parameters lie; a GPU takes whole arenas).
 pub fn sum_of_squares(arenas: Vec<Tensor<1>>, segments: Segments) -> Tensor<1> {
     for (arena, range) in &segments.0 {
         shapes::within("a segment", range, arenas.get(*arena).map_or(0, |arena| arena.dims()[0]));

@@ -63,8 +63,7 @@ pub trait ArenaOps: Backend {
     fn arena_parts(arena: Float<Self>, places: Places) -> Parts<Self>;
 }
 
-/// The arena `[places.len()]` of at least one tensor, each `[its length]`, without gradient. Nothing is copied if they are the parts of one
-/// already.
+/// The arena `[places.len()]` of at least one tensor, each `[its length]`, without gradient. Nothing is copied if they are the parts of one already.
 pub fn arena(parts: Vec<Tensor<1>>, places: &Places) -> Tensor<1> {
     assert_eq!(parts.len(), places.all.len(), "tensors for so many places");
     for (part, &(_, len)) in parts.iter().zip(&places.all) {

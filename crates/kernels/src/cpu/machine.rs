@@ -105,8 +105,7 @@ pub const BLOCK: usize = 256;
 pub const GROUPED_BLOCK: usize = 512;
 /// Pixels that the gradient of the weights sums: 24 KB of the transposed gradient at 32 channels.
 pub const PIXEL_BLOCK: usize = 192;
-/// Cells of a matrix product: blocks of a long sum lose less than one chain, and a packed tile of so many (48 KB with 512-bit vectors) stays close to the
-/// core.
+/// Cells of a matrix product: blocks of a long sum lose less than one chain, and a packed tile of so many (48 KB with 512-bit vectors) stays close to the core.
 pub const PRODUCT_BLOCK: usize = 256;
 /// Vectors that are summed in f32 (or, in logits, multiplied) before the f64 total takes over: softmax, the maps of a decoder, softplus.
 pub const RUN: usize = 64;

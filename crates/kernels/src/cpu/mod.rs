@@ -1,12 +1,10 @@
-//! Convolution in two dimensions on the processor's vector units, of f32 tensors in NCHW: forward, gradient of the input, gradient of the
-//! weights.
+//! Convolution in two dimensions on the processor's vector units, of f32 tensors in NCHW: forward, gradient of the input, gradient of the weights.
 //!
-//! The channels of an input are those of one tensor or of several side by side ([`takes_parts`]); each is NCHW, and has a gradient of its own.
-//! Two algorithms share one vector layer ([`simd`]). `implicit` multiplies matrices whose right-hand side is never built: a table
-//! of offsets says where each row of the im2col matrix lies in a packed strip of the input. It takes any kernel, stride and padding.
-//! `winograd` does 3x3 kernels of stride 1 with a quarter of the multiplications. Work is divided over rayon's current pool; each
-//! output of the forward pass and of the input's gradient is computed by one task in an order that does not depend on the number of
-//! threads, and the weights' gradient is reduced in a fixed order, so results repeat to the bit.
+//! The channels of an input are those of one tensor or of several side by side ([`takes_parts`]); each is NCHW, and has a gradient of its own. Two algorithms
+//! share one vector layer ([`simd`]). `implicit` multiplies matrices whose right-hand side is never built: a table of offsets says where each row of the im2col
+//! matrix lies in a packed strip of the input. It takes any kernel, stride and padding. `winograd` does 3x3 kernels of stride 1 with a quarter of the
+//! multiplications. Work is divided over rayon's current pool; each output of the forward pass and of the input's gradient is computed by one task in an order
+//! that does not depend on the number of threads, and the weights' gradient is reduced in a fixed order, so results repeat to the bit.
 
 mod implicit;
 pub mod machine;

@@ -106,9 +106,8 @@ pub trait ForegroundOps: Backend + LogitOps {
 /// Box, class and distribution terms of a batch, `[3]`, differentiable in x `[B, 64 + classes, A]`:
 ///
 /// ```text
-/// box           gains[0]  Σ w (1 - CIoU(box, target))         box: the centre less and plus the expected bins of its sides
-/// class         gains[1] (Σ softplus(x) / norm - Σ w x[class])
-/// distribution  gains[2]  Σ w / 4 Σ over sides of the cross entropy of the side's logits against its two-spiked target
+/// box           gains[0]  Σ w (1 - CIoU(box, target))         box: the centre less and plus the expected bins of its sides class         gains[1] (Σ
+/// softplus(x) / norm - Σ w x[class]) distribution  gains[2]  Σ w / 4 Σ over sides of the cross entropy of the side's logits against its two-spiked target
 /// ```
 ///
 /// in f32. No positives: the first and the last are zero. The formulas' sources are at `formula`.

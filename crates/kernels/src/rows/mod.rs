@@ -27,8 +27,7 @@ pub trait RowOps: Backend {
     fn cross_entropy_loss(logits: Float<Self>, targets: IntTensor<Self>) -> Float<Self>;
 }
 
-/// `-log softmax(x)[target]` of each row, `[N]`, and its gradient with respect to x, `[N, V]`. Logits `[N, V]`, targets `[N]` in 0..V; without
-/// autodiff.
+/// `-log softmax(x)[target]` of each row, `[N]`, and its gradient with respect to x, `[N, V]`. Logits `[N, V]`, targets `[N]` in 0..V; without autodiff.
 pub fn cross_entropy(logits: Tensor<2>, targets: Tensor<1, Int>) -> (Tensor<1>, Tensor<2>) {
     shapes::expect("targets", targets.dims(), [logits.dims()[0]]);
     let (loss, grad) = Dispatch::cross_entropy(logits.into_dispatch(), targets.into_dispatch());

@@ -1,5 +1,4 @@
-//! Implicit matrix multiplication: the convolution of any kernel, stride and padding as a product with an im2col matrix that is
-//! never built.
+//! Implicit matrix multiplication: the convolution of any kernel, stride and padding as a product with an im2col matrix that is never built.
 
 mod pack;
 mod product;

@@ -115,8 +115,7 @@ macro_rules! each {
 /// [`Simd::tile`] of `M` panels and `N` vectors of columns to `c`, with rows `ldc` apart, which is added to if `accumulate`.
 ///
 /// # Safety
-/// The bounds were checked, `M` and `N` are the tile's, `c` has room for whole registers, and the unit is set up for whole registers of the
-/// group's cells.
+/// The bounds were checked, `M` and `N` are the tile's, `c` has room for whole registers, and the unit is set up for whole registers of the group's cells.
 #[inline(always)]
 unsafe fn tile<U: Unit, const M: usize, const N: usize>(unit: &mut U, t: &Tile<'_, '_>, c: *mut f32, ldc: usize, accumulate: bool) {
     let (Group { size, apart }, mut a) = (t.group, t.a.as_ptr());

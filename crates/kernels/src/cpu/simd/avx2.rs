@@ -47,9 +47,8 @@ unsafe fn store_part(p: *mut f32, mask: __m256i, v: __m256) {
 
 /// `row += *a * b`.
 ///
-/// Three vectors are in assembly because the loop around them needs all sixteen registers: left to itself the compiler begins the next row's
-/// broadcast before the last multiplication of this one, runs out, and moves or spills half of the accumulators at every step, which halves the
-/// speed.
+/// Three vectors are in assembly because the loop around them needs all sixteen registers: left to itself the compiler begins the next row's broadcast before
+/// the last multiplication of this one, runs out, and moves or spills half of the accumulators at every step, which halves the speed.
 ///
 /// # Safety
 /// `a` is valid for a read.

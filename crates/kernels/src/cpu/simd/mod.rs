@@ -1,11 +1,10 @@
 //! The vector operations that the processor's kernels are written in, and the choice of an instruction set at run time.
 //!
-//! A kernel is a [`Task`]: a struct of its arguments with one method generic over [`Simd`]. [`run`] calls that method inside a
-//! function compiled for the instruction set, so everything marked `#[inline(always)]` below it becomes that set's code. Target
-//! features do not cross a closure sent to another thread: call [`run`] inside each rayon task, never around the parallel loop.
-//! For the same reason generic code must not hide vector work in functions that are not `#[inline(always)]`, nor in closures that are
-//! not inlined into one that is. A program where some are not shows it: it has symbols of its own for the intrinsics used here
-//! (`nm -C` finds `core_arch::x86::avx512f::_mm512_mul_ps` and the like).
+//! A kernel is a [`Task`]: a struct of its arguments with one method generic over [`Simd`]. [`run`] calls that method inside a function compiled for the
+//! instruction set, so everything marked `#[inline(always)]` below it becomes that set's code. Target features do not cross a closure sent to another thread:
+//! call [`run`] inside each rayon task, never around the parallel loop. For the same reason generic code must not hide vector work in functions that are not
+//! `#[inline(always)]`, nor in closures that are not inlined into one that is. A program where some are not shows it: it has symbols of its own for the
+//! intrinsics used here (`nm -C` finds `core_arch::x86::avx512f::_mm512_mul_ps` and the like).
 //!
 //! Every operation takes slices and checks their lengths; the micro-kernels, [`Simd::tile`] and [`Simd::reduce_tile`], check
 //! once before their loops. Only the modules of instruction sets contain `unsafe`.

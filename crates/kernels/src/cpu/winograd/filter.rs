@@ -46,8 +46,7 @@ impl Filters<'_> {
     }
 }
 
-/// How many blocks of reduced channels a task transforms the filters of: all, or fewer if the vectors of produced channels are not two for every
-/// thread.
+/// How many blocks of reduced channels a task transforms the filters of: all, or fewer if the vectors of produced channels are not two for every thread.
 fn blocks_per_task(blocks: usize, vectors: usize, threads: usize) -> usize {
     blocks.div_ceil((2 * threads).div_ceil(vectors))
 }

@@ -1,19 +1,17 @@
 //! Winograd's method for 3x3 kernels of stride 1: F(4x4, 3x3), a quarter of the multiplications.
 //!
-//! The output is cut into 4x4 tiles. Each depends on a 6x6 tile of the input, which is transformed to 36 points ([`input`]), as the
-//! filters are ([`filter`]); at each point the sum over channels is a matrix product over all tiles ([`product`]), and the inverse
-//! transform gives the output tile ([`output`]). [`transform`] has the matrices. The gradient of the input is the same convolution of the
-//! output's gradient with turned and transposed filters ([`convolve`]); the gradient of the weights multiplies transformed inputs by
-//! transformed output gradients, summing over tiles ([`weights`]).
+//! The output is cut into 4x4 tiles. Each depends on a 6x6 tile of the input, which is transformed to 36 points ([`input`]), as the filters are ([`filter`]);
+//! at each point the sum over channels is a matrix product over all tiles ([`product`]), and the inverse transform gives the output tile ([`output`]).
+//! [`transform`] has the matrices. The gradient of the input is the same convolution of the output's gradient with turned and transposed filters
+//! ([`convolve`]); the gradient of the weights multiplies transformed inputs by transformed output gradients, summing over tiles ([`weights`]).
 //!
 //! # Layout
 //!
-//! Lanes are channels in every transform and columns (output channels) in the products, so any image size uses whole vectors, and the
-//! number of tiles need not be a multiple of anything. All transformed data are blocks `[point][index][LANES]` of one vector of
-//! channels, the index being the tile, or for filters the channel reduced over. Both transforms and products then walk through memory in
-//! whole cache lines, and a block is one contiguous piece, which lets tasks fill blocks of a shared buffer without overlap.
-//! The points of a block lie an odd number of cache lines apart ([`Layout`](tiling::Layout)): a power of two would put all 36 stores of a tile
-//! in one set of the first-level cache.
+//! Lanes are channels in every transform and columns (output channels) in the products, so any image size uses whole vectors, and the number of tiles need not
+//! be a multiple of anything. All transformed data are blocks `[point][index][LANES]` of one vector of channels, the index being the tile, or for filters the
+//! channel reduced over. Both transforms and products then walk through memory in whole cache lines, and a block is one contiguous piece, which lets tasks fill
+//! blocks of a shared buffer without overlap. The points of a block lie an odd number of cache lines apart ([`Layout`](tiling::Layout)): a power of two would
+//! put all 36 stores of a tile in one set of the first-level cache.
 //!
 //! # Accuracy
 //!

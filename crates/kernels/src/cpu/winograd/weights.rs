@@ -4,10 +4,9 @@
 //! caches, and the 36 products of a pair of channel ranges are summed over all groups in one buffer. That buffer is kept as small as the
 //! second-level cache asks by cutting the channels into ranges, at the price of transforming the other side once per range.
 //!
-//! With enough pairs of ranges for the threads, a task is a pair and finishes it. Otherwise the tile rows of every pair are divided too, into
-//! equal parts, each with its own sums, which are then added in the order of the parts: the result depends on the number
-//! of threads, but not on which of them did what. When there are few tiles, more pairs are made first, since adding up the private
-//! sums would cost as much as forming them.
+//! With enough pairs of ranges for the threads, a task is a pair and finishes it. Otherwise the tile rows of every pair are divided too, into equal parts, each
+//! with its own sums, which are then added in the order of the parts: the result depends on the number of threads, but not on which of them did what. When
+//! there are few tiles, more pairs are made first, since adding up the private sums would cost as much as forming them.
 //!
 //! Scratch per task: the sums (at least those of 16 by 16 channels), the data of a group, at most as much (or one row
 //! of tiles), and eight rows of pixels of 16 channels.

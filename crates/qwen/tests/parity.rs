@@ -109,7 +109,7 @@ fn the_same_by_our_products() {
 }
 
 #[test]
-#[ignore = "minutes, in which lavapipe compiles the kernels of maps of one input; not waited for yet"]
+#[ignore = "minutes, in which lavapipe compiles the kernels of maps of one input"]
 fn the_same_by_our_products_on_lavapipe() {
     by_our_products("BELLOWS_LAVAPIPE", ".ci/lavapipe", &[&GOLDEN[..], &OURS[..]].concat());
 }

@@ -292,7 +292,7 @@ mod tests {
 
     #[test]
     fn jobs_survive_the_command_line() {
-        let conv = Conv { c_in: 3, c_out: 16, kernel: 3, stride: 2, input: [640, 480], normed: true, images: 3 };
+        let conv = Conv { maps: [2, 1, 0, 0, 0], c_out: 16, kernel: 3, stride: 2, input: [640, 480], normed: true, images: 3 };
         let map = |storage, rank| Shape::Map(LinearMap { sizes: [4864, 896], storage, rank, rows: 1344 });
         let shapes = vec![Shape::Conv(conv), map(None, 0), map(Some(Storage::Nf4), 16), Shape::Attention(Heads::few(14, 2, 64))];
         let probe = |tune| Job::Probe {

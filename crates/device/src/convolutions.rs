@@ -2,7 +2,7 @@
 //! one. 1x1 with 104 -> 208 channels is here because drivers have got exactly that wrong (burn issue 5626).
 
 use crate::made::{numbers, tensor};
-use bellows_kernels::cube::{Class, Pass, class_of};
+use bellows_kernels::cube::{Class, Maps, Pass, classes_of};
 use bellows_kernels::{
     BatchNormed, ConvConfig, HALF_GRADIENTS, Lowering, NormStep, batch_norm_silu, conv2d, conv2d_data_grad, conv2d_for_norm, conv2d_silu,
     conv2d_weight_grad,
@@ -22,8 +22,8 @@ const VALUES: usize = 16;
 /// A convolution with "same" padding, no bias.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Conv {
-    /// Channels of the image.
-    pub c_in: usize,
+    /// Channels of the maps that are its image, side by side.
+    pub maps: Maps,
     /// Channels of the result.
     pub c_out: usize,
     /// Side of the kernel.
@@ -40,21 +40,32 @@ pub struct Conv {
 
 /// One of these, of a square image, that is not normalised.
 pub(crate) const fn plain(c_in: usize, c_out: usize, kernel: usize, stride: usize, side: usize) -> Conv {
-    Conv { c_in, c_out, kernel, stride, input: [side; 2], normed: false, images: 1 }
+    Conv { maps: [c_in, 0, 0, 0, 0], c_out, kernel, stride, input: [side; 2], normed: false, images: 1 }
 }
 
 impl Conv {
     /// The same in batches of so many images; or of the fewest of which every pass takes the blocks of those, so that what is remembered of one batch holds for others.
     #[must_use]
     pub fn in_batch(self, images: usize) -> Self {
-        let classes = |images| [Pass::Forward, Pass::Input, Pass::Weight].map(|pass| self.class(pass, images));
+        let classes = |images| [Pass::Forward, Pass::Input, Pass::Weight].map(|pass| self.classes(pass, images));
         let asked = classes(images.max(1));
         Self { images: (1..images).find(|&fewer| classes(fewer) == asked).unwrap_or(images.max(1)), ..self }
     }
 
-    /// The class of the blocks in which a pass over so many images is computed.
-    pub(crate) fn class(&self, pass: Pass, images: usize) -> Class {
-        class_of(pass, self.image_shape(images), self.weight_shape(), &self.config(Lowering::Gemm))
+    /// The classes of the blocks in which a pass over so many images is computed.
+    pub(crate) fn classes(&self, pass: Pass, images: usize) -> Vec<Class> {
+        classes_of(pass, self.image_shape(images), self.channels(), self.weight_shape(), &self.config(Lowering::Gemm))
+    }
+
+    /// Channels of each of the maps.
+    pub(crate) fn channels(&self) -> &[usize] {
+        let count = self.maps.iter().take_while(|&&channels| channels > 0).count();
+        &self.maps[..count]
+    }
+
+    /// Channels of the image.
+    pub(crate) fn c_in(&self) -> usize {
+        self.maps.iter().sum()
     }
 
     /// Images that show whether a pass is right: one, unless its channels have too few values to be normalised.
@@ -73,11 +84,11 @@ impl Conv {
     }
 
     fn image_shape(&self, images: usize) -> [usize; 4] {
-        [images, self.c_in, self.input[0], self.input[1]]
+        [images, self.c_in(), self.input[0], self.input[1]]
     }
 
     fn weight_shape(&self) -> [usize; 4] {
-        [self.c_out, self.c_in, self.kernel, self.kernel]
+        [self.c_out, self.c_in(), self.kernel, self.kernel]
     }
 
     /// A gradient of the result.
@@ -88,6 +99,12 @@ impl Conv {
 
     pub(crate) fn input(&self, images: usize, device: &Device) -> Tensor<4> {
         tensor(4, self.image_shape(images), device)
+    }
+
+    /// Its maps, each with numbers of its own.
+    fn inputs(&self, images: usize, device: &Device) -> Vec<Tensor<4>> {
+        let map = |(stream, &channels): (u64, &usize)| tensor(stream, [images, channels, self.input[0], self.input[1]], device);
+        [4, 21, 22, 23, 24].into_iter().zip(self.channels()).map(map).collect()
     }
 
     pub(crate) fn weight(&self, device: &Device) -> Tensor<4> {
@@ -109,27 +126,31 @@ impl Conv {
     pub(crate) fn run(&self, pass: Pass, images: usize, device: &Device, by: Lowering, half: bool) -> Vec<Vec<f32>> {
         let held = |image: Tensor<4>| if half { image.cast(DType::F16) } else { image };
         let (config, w) = (self.config(by), || self.weight(device));
+        let inputs = || self.inputs(images, device).into_iter().map(held).collect();
         match pass {
-            Pass::Forward if self.normed => normalised(held(self.input(images, device)), w(), config),
+            Pass::Forward if self.normed => normalised(inputs(), w(), config),
             Pass::Forward => vec![numbers(self.apply(held(self.input(images, device)), w(), by))],
-            Pass::Input => vec![numbers(conv2d_data_grad(held(self.slopes(images, device)), w(), self.input, config))],
+            Pass::Input => {
+                let dx = conv2d_data_grad(held(self.slopes(images, device)), w(), self.channels(), self.input, config);
+                dx.into_iter().map(numbers).collect()
+            }
             Pass::Weight => {
                 // It is divided by what an image's gradient in f16 is held too large by (decision 15).
                 let dy = self.slopes(images, device);
                 let dy = held(if half { dy * HALF_GRADIENTS } else { dy });
-                vec![numbers(conv2d_weight_grad(held(self.input(images, device)), dy, [self.kernel; 2], config))]
+                vec![numbers(conv2d_weight_grad(inputs(), dy, [self.kernel; 2], config))]
             }
         }
     }
 }
 
 /// A convolution as training has it: normalised by the statistics of its channels, which our product finds as it writes them; and those.
-fn normalised(x: Tensor<4>, w: Tensor<4>, config: ConvConfig) -> Vec<Vec<f32>> {
+fn normalised(maps: Vec<Tensor<4>>, w: Tensor<4>, config: ConvConfig) -> Vec<Vec<f32>> {
     let ([channels, ..], device) = (w.dims(), w.device());
     let [ones, zeros] = [Tensor::<1>::ones([channels], &device), Tensor::<1>::zeros([channels], &device)];
     // Running statistics that forget at once are those of the batch.
     let step = NormStep { epsilon: 1e-3, silu: true, momentum: 1.0 };
-    let y = conv2d_for_norm(vec![x], w, config);
+    let y = conv2d_for_norm(maps, w, config);
     let BatchNormed { output, running: [mean, variance] } = batch_norm_silu(y, ones.clone(), zeros.clone(), [zeros, ones], step);
     vec![numbers(output), numbers(mean), numbers(variance)]
 }
@@ -186,6 +207,22 @@ mod tests {
             let spread = of_channel(c).map(|v| (v - own).powi(2)).sum::<f64>() / 799.0;
             assert!((own - f64::from(mean[c])).abs() < 1e-4 && (spread / f64::from(variance[c]) - 1.0).abs() < 1e-4, "channel {c}");
         }
+    }
+
+    /// Forward a convolution of maps is that of one image, their gradients are its own cut, and a weight has one gradient of all.
+    #[test]
+    fn maps_are_an_image_side_by_side() {
+        let device = Device::flex();
+        let conv = Conv { maps: [7, 9, 0, 0, 0], normed: true, ..BOTTLENECK };
+        let run = |conv: Conv, pass| conv.run(pass, 2, &device, Lowering::Direct, false);
+        let dx = [conv, Conv { maps: BOTTLENECK.maps, ..conv }].map(|conv| run(conv, Pass::Input));
+        assert_eq!(dx[0].iter().map(Vec::len).collect::<Vec<_>>(), [2 * 7 * 400, 2 * 9 * 400]);
+        let of_image = |i: usize| [&dx[0][0][i * 2800..][..2800], &dx[0][1][i * 3600..][..3600]].concat();
+        assert_eq!([of_image(0), of_image(1)].concat(), dx[1][0]);
+        // The first map has the first numbers of another stream, so only what it is multiplied by is as it was.
+        let dw = run(conv, Pass::Weight).remove(0);
+        assert_eq!((dw.len(), run(conv, Pass::Forward).len()), (16 * 16 * 9, 3));
+        assert!(dw != run(BOTTLENECK, Pass::Weight)[0]);
     }
 
     /// 12 images of 1,600 pixels are the first with 144 blocks of 128.

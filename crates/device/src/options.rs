@@ -50,7 +50,7 @@ impl Shape {
     pub(crate) fn flops(&self) -> usize {
         match self {
             Self::Conv(conv) => {
-                2 * conv.c_in * conv.c_out * conv.kernel * conv.kernel * conv.input[0] * conv.input[1] / (conv.stride * conv.stride)
+                2 * conv.c_in() * conv.c_out * conv.kernel * conv.kernel * conv.input[0] * conv.input[1] / (conv.stride * conv.stride)
             }
             Self::Map(LinearMap { sizes: [out, input], .. }) => 2 * out * input,
             Self::Attention(heads) => heads.flops(),
@@ -75,12 +75,12 @@ impl Shape {
         [least, of_run.max(least)]
     }
 
-    /// The class of the blocks in which a pass of so many images or rows is computed; none where there are no classes.
-    pub(crate) fn class(&self, pass: Pass, count: usize) -> Option<Class> {
+    /// The classes of the blocks in which a pass of so many images or rows is computed; none where there are no classes.
+    pub(crate) fn classes(&self, pass: Pass, count: usize) -> Vec<Class> {
         match self {
-            Self::Conv(conv) => Some(conv.class(pass, count)),
-            Self::Map(map) => Some(map.class(pass, count)),
-            Self::Attention(_) => None,
+            Self::Conv(conv) => conv.classes(pass, count),
+            Self::Map(map) => vec![map.class(pass, count)],
+            Self::Attention(_) => Vec::new(),
         }
     }
 }
@@ -88,8 +88,9 @@ impl Shape {
 impl fmt::Display for Shape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Conv(Conv { c_in, c_out, kernel: k, stride, input: [height, width], .. }) => {
-                write!(f, "{k}x{k} s{stride} {c_in}>{c_out} at {width}x{height}")
+            Self::Conv(conv @ Conv { c_out, kernel: k, stride, input: [height, width], .. }) => {
+                let maps = conv.channels().iter().map(usize::to_string).collect::<Vec<_>>().join("+");
+                write!(f, "{k}x{k} s{stride} {maps}>{c_out} at {width}x{height}")
             }
             Self::Map(map) => map.fmt(f),
             Self::Attention(heads) => heads.fmt(f),

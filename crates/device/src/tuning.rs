@@ -76,7 +76,7 @@ mod tests {
     fn each_example_is_of_its_class() {
         for class in Class::ALL {
             let conv = example(class);
-            assert_eq!(conv.class(Pass::Forward, 1), class);
+            assert_eq!(conv.classes(Pass::Forward, 1), [class]);
         }
     }
 

@@ -154,7 +154,7 @@ fn a_verdict_is_remembered_until_asked_again() {
     let folder = tempfile::tempdir().unwrap();
     let Some(options) = swiftshader(folder.path(), "wrong:upload") else { return };
     let probe = |options: &ProbeOptions| select(&DeviceRequest::Auto, options).unwrap().report.unwrap();
-    let conv = Conv { c_in: 5, c_out: 9, kernel: 3, stride: 1, input: [12, 16], normed: true, images: 1 };
+    let conv = Conv { maps: [5, 0, 0, 0, 0], c_out: 9, kernel: 3, stride: 1, input: [12, 16], normed: true, images: 1 };
     let of_run = ProbeOptions { shapes: vec![Shape::Conv(conv)], ..options.clone() };
     let first = probe(&of_run);
     assert!(!first.cached && first.failure().unwrap().1.contains("> 0e0"), "{first:?}");
@@ -364,7 +364,7 @@ fn the_shapes_of_the_run_are_proved() {
     let folder = tempfile::tempdir().unwrap();
     let Some(options) = swiftshader(folder.path(), "wrong:shapes") else { return };
     let conv = |side: usize| {
-        let conv = Conv { c_in: 5, c_out: 9, kernel: 3, stride: 2, input: [side, side + 4], normed: true, images: 1 };
+        let conv = Conv { maps: [3, 2, 0, 0, 0], c_out: 9, kernel: 3, stride: 2, input: [side, side + 4], normed: true, images: 1 };
         // Of so many images the blocks are others; a program is spared those.
         Shape::Conv(conv.in_batch(if side == 12 { 4096 } else { 1 }))
     };
@@ -374,7 +374,7 @@ fn the_shapes_of_the_run_are_proved() {
     };
     let Err(DeviceError::Probe(report)) = select(&VULKAN_0, &of(&[12], &options)) else { panic!("the run's convolutions are wrong here") };
     let (stage, reason) = report.gemm.failure().unwrap();
-    assert!(stage == Stage::Shapes && reason.starts_with("3x3 s2 5>9 at 16x12 forward, normalised: wrong numbers"), "{stage}: {reason}");
+    assert!(stage == Stage::Shapes && reason.starts_with("3x3 s2 3+2>9 at 16x12 forward, normalised: wrong numbers"), "{stage}: {reason}");
 
     let options = ProbeOptions { env: options.env.iter().filter(|(name, _)| name != "BELLOWS_PROBE_FAULT").cloned().collect(), ..options };
     let report = |sides: &[usize]| select(&VULKAN, &of(sides, &options)).unwrap().report.unwrap();
@@ -473,7 +473,8 @@ fn blocks_that_cannot_be_timed_have_the_sizes_of_the_table() {
     let text = fs::read_to_string(file).unwrap();
     fs::write(file, text.replacen("\"tuned\": null", "\"tuned\": [[\"thin\", [16, 64, 4, 4]]]", 1)).unwrap();
     assert_eq!(report(&options).gemm.tuned, Some(vec![("thin".into(), [16, 64, 4, 4])]));
-    let shapes = vec![Shape::Conv(Conv { c_in: 5, c_out: 9, kernel: 3, stride: 1, input: [12, 16], normed: true, images: 1 })];
+    let shapes =
+        vec![Shape::Conv(Conv { maps: [5, 0, 0, 0, 0], c_out: 9, kernel: 3, stride: 1, input: [12, 16], normed: true, images: 1 })];
     let again = ProbeOptions { reprobe: true, shapes, ..options.clone() };
     let failed = report(&again);
     assert!(!failed.cached && failed.gemm.passed());
@@ -495,7 +496,8 @@ fn images_in_f16_are_proved_where_there_is_f16() {
     assert!(error.contains("at stage conv f16: 3x3 s1 16>16 forward: this device does not compute in f16"), "{error}");
     let Some(icd) = env::var_os("BELLOWS_LAVAPIPE") else { return };
     // With the run's own convolutions, all three passes. (A language model's kernels take lavapipe minutes to compile.)
-    let shapes = vec![Shape::Conv(Conv { c_in: 5, c_out: 9, kernel: 3, stride: 1, input: [12, 16], normed: true, images: 1 })];
+    let shapes =
+        vec![Shape::Conv(Conv { maps: [5, 0, 0, 0, 0], c_out: 9, kernel: 3, stride: 1, input: [12, 16], normed: true, images: 1 })];
     let mut options = ProbeOptions { shapes, ..options };
     options.env.push(("VK_DRIVER_FILES".into(), icd));
     let selected = select(&VULKAN, &options).unwrap();

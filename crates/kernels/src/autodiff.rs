@@ -18,7 +18,7 @@ use crate::planes::{HALF_GRADIENTS, Parts, PlaneOps};
 use crate::steps::{Autodiff, CheckpointStrategy, Float, NodeId, Parents, recomputed, recorded};
 
 /// Most parts of a convolution's x: the number of parents is part of a step's type.
-const MOST_PARTS: usize = 5;
+pub(crate) const MOST_PARTS: usize = 5;
 /// The weight, the parts of x and, behind the last, the bias.
 const PARENTS: usize = 2 + MOST_PARTS;
 

@@ -64,8 +64,8 @@ use operands::{Maybe, NormChannels};
 use ops::KernelOps;
 pub use parts::{Gather, of_all_parts, with_parts};
 pub use peak::{processor_choices, processor_has_bf16, processor_level, processor_peak, product_rate};
+use planes::Parts;
 pub use planes::{HALF_GRADIENTS, add, concat, images, max_pool_same, slice_channels, upsample2, widen};
-use planes::{Parts, join};
 pub use policy::{KernelError, Lowering, Precision, default_lowering, set_default_lowering};
 pub use products::{Blocks, Coding, LowRank, Weight, linear, linear_data_grad, linear_weight_grad, reads_bf16};
 pub use reads::note_read;
@@ -130,20 +130,22 @@ fn checked(x: &Tensor<4>, weight: &Tensor<4>, bias: Option<Tensor<1>>, config: &
     })
 }
 
-/// Gradient of [`conv2d`]'s x, of `input` = (H, W), from dy `[N, Co, Oh, Ow]`; not differentiable itself.
-pub fn conv2d_data_grad(dy: Tensor<4>, weight: Tensor<4>, input: [usize; 2], config: ConvConfig) -> Tensor<4> {
+/// Gradients of the maps of so many channels that are the x of [`conv2d_for_norm`], of `input` = (H, W), from dy `[N, Co, Oh, Ow]`; not differentiable themselves.
+pub fn conv2d_data_grad(dy: Tensor<4>, weight: Tensor<4>, channels: &[usize], input: [usize; 2], config: ConvConfig) -> Vec<Tensor<4>> {
     let ([n, ..], w) = (dy.dims(), weight.dims());
-    let channels = w[1] * config.groups;
-    shapes::expect("dy", dy.dims(), shapes::convolved([n, channels, input[0], input[1]], w, &config));
-    let dx = Dispatch::conv_data_grad(dy.into_dispatch(), weight.into_dispatch(), vec![channels], input, config);
-    Tensor::from_dispatch(join::<Dispatch>(dx.0))
+    let all = channels.iter().sum();
+    shapes::expect("dy", dy.dims(), shapes::convolved([n, all, input[0], input[1]], w, &config));
+    let dx = Dispatch::conv_data_grad(dy.into_dispatch(), weight.into_dispatch(), channels.to_vec(), input, config);
+    dx.0.into_iter().map(Tensor::from_dispatch).collect()
 }
 
-/// Gradient of [`conv2d`]'s weight, of `kernel` = (Kh, Kw); not differentiable itself.
-pub fn conv2d_weight_grad(x: Tensor<4>, dy: Tensor<4>, kernel: [usize; 2], config: ConvConfig) -> Tensor<4> {
-    let weight = [dy.dims()[1], x.dims()[1] / config.groups.max(1), kernel[0], kernel[1]];
-    shapes::expect("dy", dy.dims(), shapes::convolved(x.dims(), weight, &config));
-    Tensor::from_dispatch(Dispatch::conv_weight_grad(Parts(vec![x.into_dispatch()]), dy.into_dispatch(), kernel, config))
+/// Gradient of the weight of [`conv2d_for_norm`], of `kernel` = (Kh, Kw); not differentiable itself.
+pub fn conv2d_weight_grad(parts: Vec<Tensor<4>>, dy: Tensor<4>, kernel: [usize; 2], config: ConvConfig) -> Tensor<4> {
+    let x = shapes::joined(&parts);
+    let weight = [dy.dims()[1], x[1] / config.groups.max(1), kernel[0], kernel[1]];
+    shapes::expect("dy", dy.dims(), shapes::convolved(x, weight, &config));
+    let parts = Parts(parts.into_iter().map(Tensor::into_dispatch).collect());
+    Tensor::from_dispatch(Dispatch::conv_weight_grad(parts, dy.into_dispatch(), kernel, config))
 }
 
 /// What [`batch_norm_silu`] returns.

@@ -217,7 +217,7 @@ fn of_network(form: YoloConfig, [height, width]: [usize; 2], images: usize) -> V
     let convolutions = form.summary(height, width, &processor()).convolutions;
     let distinct: BTreeSet<_> = convolutions.into_iter().collect();
     let shapes = distinct.into_iter().map(|c| {
-        let conv = Conv { c_in: c.cin, c_out: c.cout, kernel: c.k, stride: c.stride, input: c.input, normed: c.normed, images };
+        let conv = Conv { maps: c.maps, c_out: c.cout, kernel: c.k, stride: c.stride, input: c.input, normed: c.normed, images };
         Shape::Conv(conv.in_batch(images))
     });
     shapes.collect()
@@ -296,7 +296,7 @@ mod tests {
         let fewest = |channels: &str| {
             std::fs::write(&yaml, format!("train: t\nval: v\nnames: [a]\n{channels}")).unwrap();
             let config = TrainConfig { data: yaml.display().to_string(), imgsz: 64, ..TrainConfig::default() };
-            let c_in = |shape: Shape| if let Shape::Conv(conv) = shape { Some(conv.c_in) } else { None };
+            let c_in = |shape: Shape| if let Shape::Conv(conv) = shape { Some(conv.maps[0]) } else { None };
             shapes(&config).into_iter().filter_map(c_in).min()
         };
         assert_eq!(["channels: 1\n", ""].map(fewest), [Some(1), Some(3)]);
@@ -308,7 +308,7 @@ mod tests {
         let form = YoloConfig { scale: Scale::S, channels: 1, ..YoloConfig::new(4) };
         let convs = |shape: Shape| if let Shape::Conv(conv) = shape { Some(conv) } else { None };
         let proved: Vec<Conv> = of_network(form, [64, 96], 2).into_iter().filter_map(convs).collect();
-        assert!(proved.iter().any(|conv| conv.c_in == 1 && conv.input == [64, 96]), "{proved:?}");
+        assert!(proved.iter().any(|conv| conv.maps[0] == 1 && conv.input == [64, 96]), "{proved:?}");
         let outputs: BTreeSet<usize> = proved.iter().map(|conv| conv.c_out).collect();
         assert!(outputs.contains(&512) && outputs.contains(&4) && !outputs.contains(&80), "{outputs:?}");
     }

@@ -60,9 +60,9 @@ pub(super) fn of_matrix(first: u32, count: u32, line_step: usize, k_step: usize,
 
 /// The matrix's numbers of `left` more k from `base` on, packed ones as of type `F`; `one` is 1.
 #[cube]
-pub(super) fn fetch_matrix<E: Numeric, F: Float>(
+pub(super) fn fetch_matrix<E: Numeric, F: Float, S: Float>(
     from: &Tensor<E>,
-    scales: &Tensor<f32>,
+    scales: &Tensor<S>,
     columns: usize,
     one: f32,
     base: usize,
@@ -85,12 +85,12 @@ pub(super) fn fetch_matrix<E: Numeric, F: Float>(
             row += copies.row[i] as usize;
         }
         if comptime!(side.exact) {
-            values[i] = number_at::<E, F>(from, at, scales, row, one, comptime!(side.packing));
+            values[i] = number_at::<E, F, S>(from, at, scales, row, one, comptime!(side.packing));
         } else {
             let there = copies.mark[i] < left;
             at = select(there, at, base);
             row = select(there, row, first_row);
-            values[i] = select(there, number_at::<E, F>(from, at, scales, row, one, comptime!(side.packing)), 0.0f32);
+            values[i] = select(there, number_at::<E, F, S>(from, at, scales, row, one, comptime!(side.packing)), 0.0f32);
         }
     }
 }

@@ -101,10 +101,10 @@ fn add_term<E: Float, F: Float>(
 
 /// The sums straight from memory, of factors of type `F`, to which packed numbers and, if the block says so, those of A are rounded.
 #[cube]
-pub(crate) fn direct_sums<A: Float, B: Numeric, F: Float>(
+pub(crate) fn direct_sums<A: Float, B: Numeric, F: Float, S: Float>(
     a: &Tensor<A>,
     b: &Tensor<B>,
-    scales: &Tensor<f32>,
+    scales: &Tensor<S>,
     sums: &mut Array<f32>,
     args: &Args,
     image: &Image,
@@ -152,7 +152,7 @@ pub(crate) fn direct_sums<A: Float, B: Numeric, F: Float>(
                     if comptime!(block.packing == Packing::Int8) {
                         row = at / args.b_columns;
                     }
-                    right[j] = number_at::<B, F>(b, at, scales, row, args.one, comptime!(block.packing));
+                    right[j] = number_at::<B, F, S>(b, at, scales, row, args.one, comptime!(block.packing));
                 }
                 add_term::<A, F>(a, &at_a, &right, sums, term as usize * args.a_k, args.one, block);
                 term += 1u32;

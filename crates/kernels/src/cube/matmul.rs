@@ -21,7 +21,6 @@ use super::moments::matmul_moments_kernel;
 use super::packing::Packing;
 use super::pixels::empty;
 use super::product::{add_parts_kernel, matmul_kernel};
-use super::residues::matmul_residues_kernel;
 use super::shared::shared_memory_works;
 use super::trace::{note, note_room};
 use crate::shapes::expect;
@@ -153,13 +152,18 @@ impl Product {
     /// The same without bias, by way of parts that are added up if sums are cut; `scales` are those of a packed `b` that has such.
     pub(crate) fn run_in_parts(&self, a: &CubeTensor, b: &CubeTensor, scales: Option<&CubeTensor>, c: &CubeTensor) {
         self.check_scales(scales);
+        self.in_parts(c, |c| self.launch(a, b, None, scales, c));
+    }
+
+    /// c, which `run` writes; or the sum of parts that it writes, if sums are cut.
+    pub(crate) fn in_parts(&self, c: &CubeTensor, run: impl FnOnce(&CubeTensor)) {
         let count = self.splits.count();
         if count == 1 {
-            return self.launch(a, b, None, scales, c);
+            return run(c);
         }
         debug_assert_eq!(c.dtype, DType::F32);
         let parts = empty(c, [count * self.c.outer], DType::F32);
-        self.launch(a, b, None, scales, &parts);
+        run(&parts);
         let len = c.meta.shape().num_elements();
         launch!(add_parts_kernel, len, [(parts, count * len), (c, len)], count as u32);
     }
@@ -173,72 +177,43 @@ impl Product {
         }
     }
 
-    /// [`run`](Self::run) without bias, of one matrix of images' type, and the moments of its rows where they can be added up in the launch that makes it.
+    /// The sum of products into one matrix of images' type: each of some columns of W, which is `a`, with an image of its own. And the moments of its rows, in the
+    /// launch that makes it. Nothing is launched where that cannot be.
     #[expect(unsafe_code, reason = "see SAFETY")]
-    pub(crate) fn run_moments(&self, a: &CubeTensor, b: &CubeTensor, c: &CubeTensor) -> Option<CubeTensor> {
-        let block = self.block_of(c);
-        let blocks = [self.n.div_ceil(block.cols as usize), self.m.div_ceil(block.rows as usize)];
-        if !block.adds_rows() || blocks[0] > MAX_GRID || self.batches * self.splits.count() > 1 {
-            self.run(a, b, None, c);
-            return None;
-        }
-        self.check(a, b, None, c);
-        let parts = empty(c, [3, self.m, blocks[0]], DType::F32);
-        note(self.name, [a, b, c, &parts], self.flops(self.n, 1, block));
-        note_room(self.name, block.bytes(), block.registers());
-        // SAFETY: `check` has found the last number of each tensor that its steps reach, and `parts` has three for each row and block of columns.
-        unsafe {
-            matmul_moments_kernel::launch_unchecked(
-                &c.client,
-                CubeCount::Static(blocks[0] as u32, blocks[1] as u32, 1),
-                CubeDim::new_1d(block.units()),
-                address_type([a, b, c, &parts]),
-                a.clone().into_tensor_arg(),
-                b.clone().into_tensor_arg(),
-                c.clone().into_tensor_arg(),
-                parts.clone().into_tensor_arg(),
-                self.args(0, 0, self.n),
-                self.image(0),
-                block,
-                dtype_to_storage_type(c.dtype),
-            );
-        }
-        Some(parts)
-    }
-
-    /// Products of one W and one image, which are f32 and of C's type, into one C: in one launch where all go through shared memory.
-    #[expect(unsafe_code, reason = "see SAFETY")]
-    pub(crate) fn run_all(products: &[Self], a: &CubeTensor, b: &CubeTensor, c: &CubeTensor) {
-        let [Self { name, batches, .. }, _, ..] = *products else { return products.iter().for_each(|product| product.run(a, b, None, c)) };
-        // One size for all: a launch has so many threads to a workgroup.
-        let whole = products[0].block_of(c);
-        let blocks: Vec<Block> =
-            products.iter().map(|product| whole.of_terms(product.window.map(|window| window.gather), product.k, product.part())).collect();
+    pub(crate) fn run_moments(products: &[Self], a: &CubeTensor, images: &[&CubeTensor], c: &CubeTensor) -> Option<CubeTensor> {
+        let (client, first) = (&c.client, products.first()?);
+        let hardware = &client.properties().hardware;
+        let whole = first.block_of(c);
+        let blocks: Vec<Block> = products.iter().map(|product| product.block_as(&whole, c)).collect();
+        let grid = [first.n.div_ceil(whole.cols as usize), first.m.div_ceil(whole.rows as usize)];
         let most = |of: fn(&Block) -> usize| blocks.iter().map(of).max().unwrap_or_default();
         let room = [most(|block| block.left().size()), most(|block| block.right().size())];
         let bytes = room.iter().sum::<usize>() * size_of::<f32>();
-        let taps = most(|block| (block.taps().0 * block.taps().1) as usize);
-        let fits = bytes <= c.client.properties().hardware.max_shared_memory_size && taps <= MOST_TAPS as usize;
-        if !(whole.shared && fits) || batches > MAX_GRID {
-            return products.iter().for_each(|product| product.run(a, b, None, c));
+        // W, C, the moments and the launch's numbers are bound, too.
+        let fits = bytes <= hardware.max_shared_memory_size && images.len() + 4 <= hardware.max_bindings as usize;
+        let alone = first.batches * first.splits.count() == 1 && grid[0] <= MAX_GRID;
+        if !(fits && alone && blocks.iter().all(Block::adds_rows)) {
+            return None;
         }
-        products.iter().for_each(|product| product.check(a, b, None, c));
-        let workgroups =
-            |(product, block): (&Self, &Block)| product.n.div_ceil(block.cols as usize) * product.m.div_ceil(block.rows as usize);
-        let workgroups: usize = products.iter().zip(&blocks).map(workgroups).sum();
-        let wide = workgroups.min(MAX_GRID);
-        note(name, [a, b, c], products.iter().zip(&blocks).map(|(product, &block)| product.flops(product.n, batches, block)).sum());
-        note_room(name, bytes, most(Block::registers));
-        // SAFETY: `check` has found the last number of each tensor that each product's steps reach.
+        for (product, image) in products.iter().zip(images) {
+            product.check(a, image, None, c);
+            assert!(image.dtype == c.dtype && [product.m, product.n] == [first.m, first.n], "{}: {product:?} beside {first:?}", first.name);
+        }
+        let parts = empty(c, [3, first.m, grid[0]], DType::F32);
+        let all = || images.iter().copied().chain([a, c, &parts]);
+        note(first.name, all(), products.iter().zip(&blocks).map(|(product, &block)| product.flops(product.n, 1, block)).sum());
+        note_room(first.name, bytes, most(Block::registers));
+        // SAFETY: `check` has found the last number of each tensor that its steps reach, and `parts` has three for each row and block of columns.
         unsafe {
-            matmul_residues_kernel::launch_unchecked(
-                &c.client,
-                CubeCount::Static(wide as u32, workgroups.div_ceil(wide) as u32, batches as u32),
+            matmul_moments_kernel::launch_unchecked(
+                client,
+                CubeCount::Static(grid[0] as u32, grid[1] as u32, 1),
                 CubeDim::new_1d(whole.units()),
-                address_type([a, b, c]),
+                all().map(|tensor| address_type([tensor])).max().unwrap_or_default(),
                 a.clone().into_tensor_arg(),
-                b.clone().into_tensor_arg(),
+                images.iter().map(|&image| image.clone().into_tensor_arg()).collect(),
                 c.clone().into_tensor_arg(),
+                parts.clone().into_tensor_arg(),
                 products.iter().map(|product| product.args(0, 0, product.n)).collect(),
                 products.iter().map(|product| product.image(0)).collect(),
                 blocks,
@@ -246,18 +221,26 @@ impl Product {
                 dtype_to_storage_type(c.dtype),
             );
         }
+        Some(parts)
     }
 
     /// The block of C to a workgroup of the device of `c`: through shared memory, where that works and has room.
-    fn block_of(&self, c: &CubeTensor) -> Block {
+    pub(crate) fn block_of(&self, c: &CubeTensor) -> Block {
         let hardware = &c.client.properties().hardware;
         let block = self.block(hardware.max_units_per_cube);
         let fits = block.bytes() <= hardware.max_shared_memory_size && block.taps().0 * block.taps().1 <= MOST_TAPS;
         Block { shared: fits && shared_memory_works(&c.device), ..block }
     }
 
+    /// The same as large as that of another product of its launch.
+    pub(crate) fn block_as(&self, &Block { rows, cols, tall, wide, shared, .. }: &Block, c: &CubeTensor) -> Block {
+        let own = Block { rows, cols, tall, wide, ..self.block(c.client.properties().hardware.max_units_per_cube) };
+        let block = own.of_terms(own.gather, self.k, self.part());
+        Block { shared: shared && block.taps().0 * block.taps().1 <= MOST_TAPS, ..block }
+    }
+
     /// Multiplications and additions of `n` columns of so many matrices.
-    fn flops(&self, n: usize, batches: usize, block: Block) -> u64 {
+    pub(super) fn flops(&self, n: usize, batches: usize, block: Block) -> u64 {
         2 * (self.m * n * self.k * (block.taps().0 * block.taps().1) as usize * self.outer * batches) as u64
     }
 

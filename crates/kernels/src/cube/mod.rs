@@ -17,6 +17,7 @@ mod conv;
 mod copies;
 pub(crate) mod direct;
 pub(crate) mod geometry;
+pub(crate) mod group;
 pub(crate) mod join;
 pub(crate) mod launch;
 pub(crate) mod matmul;
@@ -27,7 +28,6 @@ mod norm_kernels;
 pub(crate) mod packing;
 pub(crate) mod pixels;
 pub(crate) mod product;
-mod residues;
 mod roofline;
 mod shared;
 mod shortage;
@@ -48,7 +48,7 @@ use burn::backend::ops::{FloatTensorOps, ModuleOps};
 use burn::backend::{DType, Scalar};
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
-pub use conv::{Pass, class_of};
+pub use conv::{Maps, Pass, classes_of, side_by_side};
 use launch::{covers_images, is_image_type};
 pub use roofline::Rates;
 pub use shared::{distrust_shared_memory, shared_memory_works};
@@ -91,11 +91,10 @@ impl KernelOps for CubeBackend {
     }
 
     fn conv_joined(x: Parts<Self>, weight: CubeTensor, config: ConvConfig) -> (CubeTensor, Option<CubeTensor>) {
-        let x = join::<Self>(x.0);
-        if ours(&x, Some(&weight), &config) {
-            return conv::forward_moments(x, weight, &config.to_burn());
+        if x.0.iter().all(|part| part.dtype == x.0[0].dtype && ours(part, Some(&weight), &config)) {
+            return conv::forward_moments(x.0, weight, &config.to_burn());
         }
-        (Self::conv_forward(x, weight, Maybe::None, config), None)
+        (Self::conv_forward(join::<Self>(x.0), weight, Maybe::None, config), None)
     }
 
     fn conv_silu(x: CubeTensor, weight: CubeTensor, bias: Maybe<Self>, config: ConvConfig) -> CubeTensor {
@@ -106,21 +105,18 @@ impl KernelOps for CubeBackend {
     }
 
     fn conv_data_grad(dy: CubeTensor, weight: CubeTensor, channels: Vec<usize>, input: [usize; 2], config: ConvConfig) -> Parts<Self> {
-        let dx = if ours(&dy, Some(&weight), &config) {
-            conv::data_grad(dy, weight, input, &config.to_burn())
-        } else {
-            let weight = of_type(weight, dy.dtype);
-            portable::conv_data_grad::<Self>(dy, weight, input, config)
-        };
-        Parts(cut::<Self>(dx, &channels))
+        if ours(&dy, Some(&weight), &config) {
+            return Parts(conv::data_grad(dy, weight, &channels, input, &config.to_burn()));
+        }
+        let weight = of_type(weight, dy.dtype);
+        Parts(cut::<Self>(portable::conv_data_grad::<Self>(dy, weight, input, config), &channels))
     }
 
     fn conv_weight_grad(x: Parts<Self>, dy: CubeTensor, kernel: [usize; 2], config: ConvConfig) -> CubeTensor {
-        let x = join::<Self>(x.0);
-        if x.dtype == dy.dtype && ours(&dy, None, &config) {
-            return conv::weight_grad(x, dy, kernel, &config.to_burn(), workspace_bytes());
+        if x.0.iter().all(|part| part.dtype == dy.dtype) && ours(&dy, None, &config) {
+            return conv::weight_grad(x.0, dy, kernel, &config.to_burn(), workspace_bytes());
         }
-        let dw = portable::conv_weight_grad::<Self>(x, dy, kernel, config);
+        let dw = portable::conv_weight_grad::<Self>(join::<Self>(x.0), dy, kernel, config);
         if dw.dtype == DType::F32 { dw } else { Self::float_div_scalar(of_type(dw, DType::F32), Scalar::Float(HALF_GRADIENTS.into())) }
     }
 

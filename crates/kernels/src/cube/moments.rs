@@ -5,32 +5,43 @@
 //! shared memory, which B has left; [`norm_statistics_kernel`](super::norm_kernels::norm_statistics_kernel) puts blocks together.
 
 #![allow(clippy::too_many_arguments, reason = "a kernel has no struct of borrowed tensors to take them in")]
+#![allow(clippy::needless_range_loop, reason = "a loop that is unrolled is over numbers")]
 
 use super::args::{Args, Image, Part};
 use super::block::Block;
 use super::product::{Room, no_sums, part_of, room, shared_sums, write};
 use cubecl::prelude::*;
 
-/// `C = A B` of one matrix, through shared memory, and to `parts [3, rows of C, blocks of columns]` its moments: mean, `Σ (v - mean)²` and how many v there are. Grid: blocks of columns, blocks of rows.
+/// `C = Σ A B` over the images B, each of which has some of A's columns, through shared memory, and to `parts [3, rows of C, blocks of columns]` its moments: mean,
+/// `Σ (v - mean)²` and how many v there are. Grid: blocks of columns, blocks of rows.
 ///
 /// # Safety
-/// No index is checked: A, B and C must hold all that [`Args`] and [`Image`] reach, and [`Block::adds_rows`] be true.
+/// No index is checked: A, each B and C must hold all that its [`Args`] and [`Image`] reach, and [`Block::adds_rows`] be true. All blocks are of one size.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn matmul_moments_kernel<E: Float>(
     a: &Tensor<f32>,
-    b: &Tensor<E>,
+    b: &Sequence<OwnedTensor<E>>,
     c: &mut Tensor<E>,
     parts: &mut Tensor<f32>,
-    args: &Args,
-    image: &Image,
-    #[comptime] block: Block,
+    args: &Sequence<Args>,
+    images: &Sequence<Image>,
+    #[comptime] blocks: Vec<Block>,
+    #[comptime] shared: [usize; 2],
     #[define(E)] _type: ElemType,
 ) {
-    let part = part_of(0u32, 0u32, args, block);
+    let count = comptime!(blocks.len());
+    let block = comptime!(blocks[0]);
     let mut sums = no_sums(block);
-    let mut room = room(comptime!(block.left().size()), comptime!(block.right().size()));
-    shared_sums::<f32, E, f32>(a, b, a, &mut room, &mut sums, args, image, &part, block);
-    write::<E>(&sums, a, c, 0u32, 0u32, args, image, &part, block);
+    let mut room = room(comptime!(shared[0]), comptime!(shared[1]));
+    #[unroll]
+    for i in 0..count {
+        let block = comptime!(blocks[i]);
+        let part = part_of(0u32, 0u32, args.index(i), block);
+        shared_sums::<f32, E, f32, f32>(a, b.index(i), a, &mut room, &mut sums, args.index(i), images.index(i), &part, block);
+    }
+    let args = args.index(0usize);
+    let part = part_of(0u32, 0u32, args, block);
+    write::<E, f32>(&sums, a, c, 0u32, 0u32, args, images.index(0usize), &part, block);
 
     // What a row's thread has is of that row; what others have is not used.
     let row = part.first_row + UNIT_POS;

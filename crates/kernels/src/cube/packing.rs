@@ -60,10 +60,10 @@ pub(super) fn rounded<F: Float>(value: f32, one: f32) -> f32 {
 
 /// Number `at` of a factor, in row `row` of its matrix in memory if it is scaled by rows. What is packed is rounded to `F`, the type of factors; `one` is 1.
 #[cube]
-pub(super) fn number_at<E: Numeric, F: Float>(
+pub(super) fn number_at<E: Numeric, F: Float, S: Float>(
     from: &Tensor<E>,
     at: usize,
-    scales: &Tensor<f32>,
+    scales: &Tensor<S>,
     row: usize,
     one: f32,
     #[comptime] packing: Packing,
@@ -76,7 +76,7 @@ pub(super) fn number_at<E: Numeric, F: Float>(
         let word = u32::cast_from(from[at / 4usize]);
         let byte = (word >> ((at % 4usize) as u32 * 8u32)) & 255u32;
         let number = f32::cast_from(byte) - select(byte > 127u32, 256.0f32, 0.0f32);
-        rounded::<F>(scales[row] * number, one)
+        rounded::<F>(f32::cast_from(scales[row]) * number, one)
     } else {
         f32::cast_from(from[at])
     }

@@ -71,12 +71,13 @@ pub(crate) fn no_sums(#[comptime] block: Block) -> Array<f32> {
     sums
 }
 
-/// The sums through shared memory, of factors of type `F`, to which packed numbers and, if the block says so, those of A are rounded.
+/// The sums through shared memory, of factors of type `F`, to which packed numbers and, if the block says so, those of A are rounded. Where B has no scales, anything
+/// is bound in their place.
 #[cube]
-pub(crate) fn shared_sums<A: Float, B: Numeric, F: Float>(
+pub(crate) fn shared_sums<A: Float, B: Numeric, F: Float, S: Float>(
     a: &Tensor<A>,
     b: &Tensor<B>,
-    scales: &Tensor<f32>,
+    scales: &Tensor<S>,
     room: &mut Room,
     sums: &mut Array<f32>,
     args: &Args,
@@ -112,10 +113,10 @@ pub(crate) fn shared_sums<A: Float, B: Numeric, F: Float>(
             let more = k < part.end;
             if more {
                 let at_a = base_a + k as usize * args.a_k;
-                fetch_matrix::<A, F>(a, scales, args.b_columns, args.one, at_a, part.end - k, &a_copies, &mut a_values, left);
+                fetch_matrix::<A, F, S>(a, scales, args.b_columns, args.one, at_a, part.end - k, &a_copies, &mut a_values, left);
                 if comptime!(kind == Kind::Matrix) {
                     let at_b = base_b + k as usize * args.b_k;
-                    fetch_matrix::<B, F>(b, scales, args.b_columns, args.one, at_b, part.end - k, &b_copies, &mut b_values, right);
+                    fetch_matrix::<B, F, S>(b, scales, args.b_columns, args.one, at_b, part.end - k, &b_copies, &mut b_values, right);
                 } else if comptime!(kind == Kind::Map) {
                     let at_b = base_b + k as usize * image.channel;
                     fetch_map::<B>(b, at_b, part.end - k, &b_copies, image, &mut b_values, gather, right);
@@ -188,18 +189,18 @@ pub(crate) fn matmul_kernel<A: Float, B: Numeric, C: Float>(
     let mut sums = no_sums(block);
     if comptime!(block.shared) {
         let mut room = room(comptime!(block.left().size()), comptime!(block.right().size()));
-        shared_sums::<A, B, A>(a, b, beside, &mut room, &mut sums, args, image, &part, block);
+        shared_sums::<A, B, A, f32>(a, b, beside, &mut room, &mut sums, args, image, &part, block);
     } else {
-        direct_sums::<A, B, A>(a, b, beside, &mut sums, args, image, &part, block);
+        direct_sums::<A, B, A, f32>(a, b, beside, &mut sums, args, image, &part, block);
     }
-    write::<C>(&sums, beside, c, z, split, args, image, &part, block);
+    write::<C, f32>(&sums, beside, c, z, split, args, image, &part, block);
 }
 
 /// A thread's numbers of C's matrix `z`, part `split`, behind what is done to each.
 #[cube]
-pub(super) fn write<C: Float>(
+pub(super) fn write<C: Float, S: Float>(
     sums: &Array<f32>,
-    beside: &Tensor<f32>,
+    beside: &Tensor<S>,
     c: &mut Tensor<C>,
     z: u32,
     split: u32,
@@ -233,7 +234,7 @@ pub(super) fn write<C: Float>(
                 let mut value = sums[comptime!((i * block.wide + j) as usize)] * args.scale;
                 if comptime!(block.bias) {
                     // The rows of C are the output channels of one group.
-                    value += beside[(z % args.period * args.m + y) as usize];
+                    value += f32::cast_from(beside[(z % args.period * args.m + y) as usize]);
                 }
                 if comptime!(block.silu) {
                     value /= 1.0f32 + (-value).exp();

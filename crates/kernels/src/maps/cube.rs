@@ -13,12 +13,13 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::cube_kernels::{Member, With, group_kernel, map_kernel};
+use super::cube_kernels::{With, map_kernel};
 use super::operands::Maps;
 use super::{MapOps, portable};
 use crate::cpu::Precision;
 use crate::cube::block::Block;
-use crate::cube::launch::{address_type, covers, grid_of, is_image_type};
+use crate::cube::group::{Member, run_group};
+use crate::cube::launch::{address_type, covers, is_image_type};
 use crate::cube::matmul::{Layout, Product, Splits};
 use crate::cube::packing::Packing;
 use crate::cube::pixels::{empty, replacement, view};
@@ -176,13 +177,6 @@ fn map(
     c
 }
 
-/// A product of a group: its operands by number, and what it is.
-struct Small {
-    left: usize,
-    right: usize,
-    product: Product,
-}
-
 /// The block of C of a small product: 64 numbers along its longer side, 16 along the other, and 64 threads.
 fn small_block(product: &Product, shared: bool) -> Block {
     let (rows, cols) = if product.m >= product.n { (64, 16) } else { (16, 64) };
@@ -192,46 +186,16 @@ fn small_block(product: &Product, shared: bool) -> Block {
     block.of_terms(None, product.k, product.k)
 }
 
-/// The blocks of C, a workgroup to each.
-fn workgroups(product: &Product, block: &Block) -> usize {
-    product.m.div_ceil(block.rows as usize) * product.n.div_ceil(block.cols as usize)
-}
+/// A small product, and its operands.
+type Small<'a> = (Product, &'a CubeTensor, &'a CubeTensor);
 
-/// The products of a group one after the other in one tensor, `[len]`, in one launch.
-#[expect(unsafe_code, reason = "see SAFETY")]
-fn group(name: &'static str, lefts: &[&CubeTensor], rights: &[&CubeTensor], members: &[Small], len: usize) -> CubeTensor {
-    let like = lefts[0];
-    let c = empty(like, [len], DType::F32);
-    let shared = shared_memory_works(&like.device);
-    let blocks: Vec<Block> = members.iter().map(|member| small_block(&member.product, shared)).collect();
-    for Small { left, right, product } in members {
-        product.check(lefts[*left], rights[*right], None, &c);
-    }
-    let most = |of: fn(&Block) -> usize| blocks.iter().map(of).max().unwrap_or(1);
-    let room = if shared { [most(|block| block.left().size()), most(|block| block.right().size())] } else { [1, 1] };
-    note(
-        name,
-        lefts.iter().chain(rights).copied().chain([&c]),
-        members.iter().map(|m| 2 * (m.product.m * m.product.n * m.product.k) as u64).sum(),
-    );
-    note_room(name, if shared { room.iter().sum::<usize>() * size_of::<f32>() } else { 0 }, most(Block::registers));
-    let address = lefts.iter().chain(rights).copied().map(CubeTensor::required_address_type).max().unwrap_or_default();
-    // SAFETY: `check` has found the last number of each tensor that its steps reach.
-    unsafe {
-        group_kernel::launch_unchecked(
-            &like.client,
-            grid_of(members.iter().zip(&blocks).map(|(member, block)| workgroups(&member.product, block)).sum()),
-            CubeDim::new_1d(64),
-            address.max(address_type([&c])),
-            lefts.iter().map(|&left| left.clone().into_tensor_arg()).collect(),
-            rights.iter().map(|&right| right.clone().into_tensor_arg()).collect(),
-            c.clone().into_tensor_arg(),
-            members.iter().map(|member| member.product.args(0, 0, member.product.n)).collect(),
-            members[0].product.image(0),
-            members.iter().zip(&blocks).map(|(&Small { left, right, .. }, &block)| Member { left, right, block }).collect::<Vec<_>>(),
-            room,
-        );
-    }
+/// Small products one after the other in one tensor, `[len]`, in one launch.
+fn group(name: &'static str, products: &[Small<'_>], len: usize) -> CubeTensor {
+    let c = empty(products[0].1, [len], DType::F32);
+    let shared = shared_memory_works(&c.device);
+    let member = |&(product, a, b)| Member { product, block: small_block(&product, shared), a, b, c: &c };
+    let members: Vec<Member<'_>> = products.iter().map(member).collect();
+    run_group(name, &members);
     c
 }
 
@@ -306,55 +270,46 @@ impl Settled {
     }
 
     /// `s x Aᵀ` of each branch.
-    fn inner(&self, x: &CubeTensor) -> Option<CubeTensor> {
+    fn inner<'a>(&'a self, x: &'a CubeTensor) -> Option<CubeTensor> {
         let [rows, input] = dims(x);
-        let rights: Vec<&CubeTensor> = self.with_branches().map(|(_, branch)| &branch.a).collect();
-        let members: Vec<Small> = self
-            .with_branches()
-            .enumerate()
-            .map(|(right, (i, branch))| {
-                let [rank, _] = dims(&branch.a);
-                let [a, b] = [x, &branch.a].map(|tensor| Operand::lines(tensor, 0, input).layout);
-                Small { left: 0, right, product: product("inner", [rows, rank, input], a, b, self.starts[i], branch.scaling) }
-            })
-            .collect();
-        (!members.is_empty()).then(|| group("inner products of branches", &[x], &rights, &members, self.len()))
+        let inner = |(i, branch): (usize, &'a StoredBranch<CubeBackend>)| {
+            let [rank, _] = dims(&branch.a);
+            let [a, b] = [x, &branch.a].map(|tensor| Operand::lines(tensor, 0, input).layout);
+            (product("inner", [rows, rank, input], a, b, self.starts[i], branch.scaling), x, &branch.a)
+        };
+        let all: Vec<Small<'a>> = self.with_branches().map(inner).collect();
+        (!all.is_empty()).then(|| group("inner products of branches", &all, self.len()))
     }
 
     /// `s dy B` of each branch.
-    fn inner_grads(&self, dys: &[CubeTensor]) -> Option<CubeTensor> {
-        let (lefts, rights): (Vec<_>, Vec<_>) = self.with_branches().map(|(i, branch)| (&dys[i], &branch.b)).unzip();
-        let members: Vec<Small> = self
-            .with_branches()
-            .enumerate()
-            .map(|(at, (i, branch))| {
-                let ([rows, out], [_, rank]) = (dims(&dys[i]), dims(&branch.b));
-                let (a, b) = (Operand::lines(&dys[i], 0, out).layout, Operand::terms(&branch.b, 0, rank).layout);
-                Small { left: at, right: at, product: product("inner", [rows, rank, out], a, b, self.starts[i], branch.scaling) }
-            })
-            .collect();
-        (!members.is_empty()).then(|| group("inner gradients of branches", &lefts, &rights, &members, self.len()))
+    fn inner_grads<'a>(&'a self, dys: &'a [CubeTensor]) -> Option<CubeTensor> {
+        let inner = |(i, branch): (usize, &'a StoredBranch<CubeBackend>)| {
+            let ([rows, out], [_, rank]) = (dims(&dys[i]), dims(&branch.b));
+            let (a, b) = (Operand::lines(&dys[i], 0, out).layout, Operand::terms(&branch.b, 0, rank).layout);
+            (product("inner", [rows, rank, out], a, b, self.starts[i], branch.scaling), &dys[i], &branch.b)
+        };
+        let all: Vec<Small<'a>> = self.with_branches().map(inner).collect();
+        (!all.is_empty()).then(|| group("inner gradients of branches", &all, self.len()))
     }
 
     /// `(s dy B)ᵀ x` and `dyᵀ (s x Aᵀ)` of each branch.
     fn branch_grads(&self, x: &CubeTensor, dys: &[CubeTensor], inner: &CubeTensor, inner_grads: &CubeTensor) -> Vec<CubeTensor> {
         let [rows, input] = dims(x);
-        let lefts: Vec<&CubeTensor> = [inner_grads].into_iter().chain(self.with_branches().map(|(i, _)| &dys[i])).collect();
         // Not from the first number on: as an arena their gaps would have to be zeros, which nobody writes.
-        let (mut members, mut places, mut end) = (Vec::new(), Vec::new(), 64);
-        for (at, (i, branch)) in self.with_branches().enumerate() {
+        let (mut products, mut places, mut end) = (Vec::new(), Vec::new(), 64);
+        for (i, branch) in self.with_branches() {
             let [out, rank] = dims(&branch.b);
             let (du, u) = (Operand::terms(inner_grads, self.starts[i], rank).layout, Operand::terms(inner, self.starts[i], rank).layout);
-            let (dy, x) = (Operand::terms(&dys[i], 0, out).layout, Operand::terms(x, 0, input).layout);
-            for (left, right, shape, a, b) in [(0, 0, [rank, input], du, x), (1 + at, 1, [out, rank], dy, u)] {
+            let (dy, of_x) = (Operand::terms(&dys[i], 0, out).layout, Operand::terms(x, 0, input).layout);
+            for (left, right, shape, a, b) in [(inner_grads, x, [rank, input], du, of_x), (&dys[i], inner, [out, rank], dy, u)] {
                 let [m, n] = shape;
-                members.push(Small { left, right, product: product("branch", [m, n, rows], a, b, end, 1.0) });
+                products.push((product("branch", [m, n, rows], a, b, end, 1.0), left, right));
                 places.push((end, shape));
                 // Where any device can bind memory.
                 end = (end + m * n).next_multiple_of(64);
             }
         }
-        let all = group("gradients of branches", &lefts, &[x, inner], &members, end);
+        let all = group("gradients of branches", &products, end);
         let part = |(start, shape): (usize, [usize; 2])| {
             let part = view(&all, start, shape[0] * shape[1]);
             CubeTensor::new_contiguous(part.client, part.device, shape.into(), part.handle, part.dtype)

@@ -1,14 +1,13 @@
-//! The device side of the maps of one input: a product with what belongs to it, and several small products in one launch.
+//! The device side of a map: a product with what belongs to it.
 
 #![allow(clippy::too_many_arguments, reason = "a kernel has no struct of borrowed tensors to take them in")]
-#![allow(clippy::needless_range_loop, reason = "a loop that is unrolled is over numbers")]
 
 use cubecl::prelude::*;
 
 use crate::cube::args::{Args, Image, Part};
 use crate::cube::block::Block;
 use crate::cube::direct::direct_sums;
-use crate::cube::product::{no_sums, part_at, part_of, room, shared_sums};
+use crate::cube::product::{no_sums, part_of, room, shared_sums};
 
 /// What a product of [`map_kernel`] has besides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -19,10 +18,6 @@ pub(super) struct With {
     pub(super) bias: bool,
     /// What it is added to.
     pub(super) onto: bool,
-}
-
-impl With {
-    const NOTHING: Self = Self { low: None, bias: false, onto: false };
 }
 
 /// `C = A B + L M (+ bias) (+ onto)`, all of f32 but B, which may be packed; A, if the block says so, and a packed B are rounded to `F`. C may be `onto`. Grid:
@@ -75,71 +70,29 @@ fn map_sums<F: Float, B: Numeric>(
     let mut sums = no_sums(block);
     if comptime!(block.shared) {
         let mut room = room(comptime!(block.left().size()), comptime!(block.right().size()));
-        shared_sums::<f32, B, F>(a, b, scales, &mut room, &mut sums, args, image, part, block);
+        shared_sums::<f32, B, F, f32>(a, b, scales, &mut room, &mut sums, args, image, part, block);
         if comptime!(with.low.is_some()) {
             let block = comptime!(with.low.unwrap_or(block));
-            shared_sums::<f32, f32, f32>(left, right, right, &mut room, &mut sums, low, image, &part_of(0u32, 0u32, low, block), block);
+            shared_sums::<f32, f32, f32, f32>(
+                left,
+                right,
+                right,
+                &mut room,
+                &mut sums,
+                low,
+                image,
+                &part_of(0u32, 0u32, low, block),
+                block,
+            );
         }
     } else {
-        direct_sums::<f32, B, F>(a, b, scales, &mut sums, args, image, part, block);
+        direct_sums::<f32, B, F, f32>(a, b, scales, &mut sums, args, image, part, block);
         if comptime!(with.low.is_some()) {
             let block = comptime!(with.low.unwrap_or(block));
-            direct_sums::<f32, f32, f32>(left, right, right, &mut sums, low, image, &part_of(0u32, 0u32, low, block), block);
+            direct_sums::<f32, f32, f32, f32>(left, right, right, &mut sums, low, image, &part_of(0u32, 0u32, low, block), block);
         }
     }
     sums
-}
-
-/// One of the products of [`group_kernel`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Member {
-    /// Which of the tensors are its operands.
-    pub(super) left: usize,
-    pub(super) right: usize,
-    pub(super) block: Block,
-}
-
-/// Products that write into one tensor, all of f32. Grid: the blocks of one product after the other, by their number, and perhaps a few more.
-///
-/// # Safety
-/// No index is checked: the tensors must hold all that each product's `args` reach.
-#[cube(launch_unchecked, address_type = "dynamic")]
-pub(super) fn group_kernel(
-    lefts: &Sequence<OwnedTensor<f32>>,
-    rights: &Sequence<OwnedTensor<f32>>,
-    c: &mut Tensor<f32>,
-    args: &Sequence<Args>,
-    image: &Image,
-    #[comptime] members: Vec<Member>,
-    #[comptime] shared: [usize; 2],
-) {
-    let mut room = room(comptime!(shared[0]), comptime!(shared[1]));
-    let count = comptime!(members.len());
-    let number = CUBE_POS as u32;
-    let mut end = 0u32;
-    #[unroll]
-    for g in 0..count {
-        let member = comptime!(members[g]);
-        let args = args.index(g);
-        let across = args.n.div_ceil(member.block.cols);
-        let first = end;
-        end += across * args.m.div_ceil(member.block.rows);
-        // A whole workgroup is in this product or in none.
-        if number >= first && number < end {
-            let (block_row, block_col) = ((number - first) / across, (number - first) % across);
-            let part = part_at(block_row, block_col, 0u32, 0u32, args, comptime!(member.block));
-            let left = lefts.index(comptime!(member.left));
-            let right = rights.index(comptime!(member.right));
-            let mut sums = no_sums(comptime!(member.block));
-            if comptime!(member.block.shared) {
-                shared_sums::<f32, f32, f32>(left, right, right, &mut room, &mut sums, args, image, &part, comptime!(member.block));
-            } else {
-                direct_sums::<f32, f32, f32>(left, right, right, &mut sums, args, image, &part, comptime!(member.block));
-            }
-            // Nothing is added: what is bound in place of it is not read.
-            write(&sums, left, left, c, args, &part, comptime!(member.block), With::NOTHING);
-        }
-    }
 }
 
 /// A thread's numbers of C, times the scale.

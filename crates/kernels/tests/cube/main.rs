@@ -23,6 +23,7 @@ mod planes;
 mod refusals;
 mod roofline;
 mod rows;
+mod side_by_side;
 mod support;
 mod update;
 
@@ -47,7 +48,7 @@ fn agrees_with_the_cpu_without_shared_memory() {
     let of_words = ["blocks::products_read_words", "maps::int8s_have_the_bits_of_dense_weights"];
     let of_norms = ["norm::moments_of_convolutions", "norm::statistics_where_the_first_value_is_unlike"];
     let others = ["agrees_with_the_cpu", "any_shape", "large_and_strided", "maps::agrees_with_the_cpu", "decoder::agrees_with_the_cpu"];
-    let of_few_rows = ["maps::of_a_few_rows", "blocks::a_few_rows_need_nothing_dense"];
+    let of_few_rows = ["maps::of_a_few_rows", "blocks::a_few_rows_need_nothing_dense", "side_by_side::as_of_one_image"];
     for name in others.into_iter().chain(of_norms).chain(of_words).chain(of_few_rows) {
         child(name, &[("VK_DRIVER_FILES", &icd), ("BELLOWS_CUBE_UNSHARED", OsStr::new("1"))]);
     }

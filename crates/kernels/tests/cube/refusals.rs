@@ -60,10 +60,12 @@ fn convolutions(device: &Device) {
     refused(|| conv2d(x(), w(), Some(zeros([4], device)), config), "bias is [4] and not [5]");
     refused(|| conv2d_silu(x(), w(), Some(zeros([4], device)), config), "bias is [4] and not [5]");
     refused(|| conv2d(x(), w(), None, ConvConfig { stride: [0, 1], ..config }), "stride: [0, 1]");
-    refused(|| conv2d_data_grad(dy(), w(), [0, 8], config), "a convolution of [2, 3, 0, 8] with [5, 3, 3, 3]");
-    refused(|| conv2d_data_grad(dy(), w(), [10, 8], config), "dy is [2, 5, 4, 4] and not [2, 5, 5, 4]");
-    refused(|| conv2d_data_grad(zeros([2, 6, 4, 4], device), w(), [8, 8], config), "dy is [2, 6, 4, 4] and not [2, 5, 4, 4]");
-    refused(|| conv2d_weight_grad(x(), zeros([1, 5, 4, 4], device), [3, 3], config), "dy is [1, 5, 4, 4] and not [2, 5, 4, 4]");
+    refused(|| conv2d_data_grad(dy(), w(), &[3], [0, 8], config), "a convolution of [2, 3, 0, 8] with [5, 3, 3, 3]");
+    refused(|| conv2d_data_grad(dy(), w(), &[3, 1], [8, 8], config), "4 channels in 1 groups for a weight of shape [5, 3, 3, 3]");
+    refused(|| conv2d_data_grad(dy(), w(), &[1, 2], [10, 8], config), "dy is [2, 5, 4, 4] and not [2, 5, 5, 4]");
+    refused(|| conv2d_data_grad(zeros([2, 6, 4, 4], device), w(), &[3], [8, 8], config), "dy is [2, 6, 4, 4] and not [2, 5, 4, 4]");
+    refused(|| conv2d_weight_grad(vec![x()], zeros([1, 5, 4, 4], device), [3, 3], config), "dy is [1, 5, 4, 4] and not [2, 5, 4, 4]");
+    refused(|| conv2d_weight_grad(parts([2, 2, 8, 4]), dy(), [3, 3], config), "a part is [2, 2, 8, 4] and not [2, 2, 8, 8]");
 
     let channels = |n: usize| zeros([n], device);
     let step = NormStep { epsilon: 1e-3, silu: true, momentum: 0.1 };

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
+use bellows_kernels::cube::side_by_side;
 use bellows_kernels::{ConvConfig, Lowering, conv2d, conv2d_data_grad, conv2d_weight_grad};
 use burn::tensor::{Device, Distribution, ExecutionError, Tensor};
 
@@ -32,8 +33,8 @@ impl Benchmark {
     pub fn layers(&self, device: &Device, lowering: Lowering, burn: bool) -> Result<Vec<LayerTimes>, ExecutionError> {
         let model = YoloConfig { scale: self.scale, ..YoloConfig::new(self.classes) }.init(0, device);
         let mut distinct: BTreeMap<Convolution, usize> = BTreeMap::new();
-        // A normalisation behind one is no part of what is timed.
-        let plain = |c: Convolution| Convolution { normed: false, ..c };
+        // Neither a normalisation behind one nor of which maps its input is made is part of what is timed.
+        let plain = |c: Convolution| Convolution { normed: false, maps: side_by_side(&[c.cin]), ..c };
         let all: Vec<Convolution> = model.summary(self.imgsz, self.imgsz).convolutions.into_iter().map(plain).collect();
         all.iter().for_each(|&c| *distinct.entry(c).or_default() += 1);
         let mut order: Vec<(Convolution, usize)> = distinct.into_iter().collect();
@@ -51,8 +52,8 @@ impl Benchmark {
             let config = ConvConfig::new(c.stride, c.k / 2, lowering);
             let passes: [&dyn Fn() -> Tensor<4>; 3] = [
                 &|| conv2d(x.clone(), weight.clone(), None, config),
-                &|| conv2d_data_grad(dy.clone(), weight.clone(), c.input, config),
-                &|| conv2d_weight_grad(x.clone(), dy.clone(), [c.k; 2], config),
+                &|| conv2d_data_grad(dy.clone(), weight.clone(), &[c.cin], c.input, config).remove(0),
+                &|| conv2d_weight_grad(vec![x.clone()], dy.clone(), [c.k; 2], config),
             ];
             let mut seconds = [0.0; 3];
             for (seconds, pass) in seconds.iter_mut().zip(passes) {

@@ -127,6 +127,22 @@ impl Plan {
     }
 }
 
+/// Channels and stride of the output of each layer before the head, where the image has these.
+pub(super) fn sizes(layers: &[Layer], image: [usize; 2]) -> Vec<[usize; 2]> {
+    let mut sizes: Vec<[usize; 2]> = Vec::new();
+    for layer in layers {
+        let [channels, stride] = sizes.last().copied().unwrap_or(image);
+        sizes.push(match layer {
+            Layer::Conv(m) => [m.out_channels(), stride * m.conv.stride()],
+            Layer::C2f(C2f { cv2, .. }) | Layer::Sppf(Sppf { cv2, .. }) => [cv2.out_channels(), stride],
+            Layer::Upsample(_) => [channels, stride / 2],
+            Layer::Concat(m) => [channels + sizes[m.with()][0], stride],
+            Layer::Detect(_) => break,
+        });
+    }
+    sizes
+}
+
 /// Steps over blocks of which each map, and each concatenation, has one of its own.
 struct Planner {
     lowering: Lowering,
@@ -170,17 +186,7 @@ impl Planner {
 
     /// Where the output of each layer before the head goes: to a block, or a part of the concatenation that reads it.
     fn maps(&mut self, layers: &[Layer], image: Place) -> Vec<Place> {
-        let mut sizes: Vec<[usize; 2]> = Vec::new();
-        for layer in layers {
-            let [channels, stride] = sizes.last().copied().unwrap_or([image.channels, image.stride]);
-            sizes.push(match layer {
-                Layer::Conv(m) => [m.out_channels(), stride * m.conv.stride()],
-                Layer::C2f(C2f { cv2, .. }) | Layer::Sppf(Sppf { cv2, .. }) => [cv2.out_channels(), stride],
-                Layer::Upsample(_) => [channels, stride / 2],
-                Layer::Concat(m) => [channels + sizes[m.with()][0], stride],
-                Layer::Detect(_) => break,
-            });
-        }
+        let sizes = sizes(layers, [image.channels, image.stride]);
         let mut places: Vec<Option<Place>> = vec![None; sizes.len()];
         for (i, layer) in layers.iter().enumerate() {
             if let Layer::Concat(m) = layer {

@@ -4,9 +4,12 @@
 //! each multiplication of a convolution, eight for each output of a batch normalisation before fusing;
 //! everything else is free.
 
+use bellows_kernels::cube::{Maps, side_by_side};
+
 use super::head::REG_MAX;
 use super::layers::{C2f, Conv, Conv2d};
 use super::names::{Kind, named_tensors};
+use super::planned::sizes;
 use super::{Layer, Yolo};
 
 /// The optimizer groups, by what a parameter is.
@@ -41,6 +44,8 @@ pub fn layer_index(name: &str) -> Option<usize> {
 pub struct Convolution {
     /// Channels of its input.
     pub cin: usize,
+    /// Those of the maps that its input is in training, side by side.
+    pub maps: Maps,
     /// Channels of its output.
     pub cout: usize,
     /// Side of the kernel; it is padded by half of it.
@@ -119,18 +124,25 @@ struct Count {
 impl Count {
     fn model(&mut self, yolo: &Yolo, mut size: [usize; 2]) {
         let mut head_sizes = Vec::new();
+        let channels: Vec<usize> = sizes(&yolo.model, [yolo.channels, 1]).into_iter().map(|[channels, _]| channels).collect();
         for (i, layer) in yolo.model.iter().enumerate() {
             match layer {
                 Layer::Conv(m) => size = self.conv(m, size),
-                Layer::C2f(m) => self.c2f(m, size),
-                Layer::Sppf(m) => self.convs([&m.cv1, &m.cv2], size),
+                Layer::C2f(m) => match &yolo.model[i - 1] {
+                    Layer::Concat(before) => self.c2f(m, &[channels[i - 2], channels[before.with()]], size),
+                    _ => self.c2f(m, &[channels[i - 1]], size),
+                },
+                Layer::Sppf(m) => {
+                    self.conv(&m.cv1, size);
+                    self.joined(&m.cv2, &[m.cv1.out_channels(); 4], size);
+                }
                 Layer::Upsample(_) => size = size.map(|s| 2 * s),
                 Layer::Concat(_) => {}
                 Layer::Detect(m) => {
                     for (level, &size) in head_sizes.iter().enumerate() {
                         for (a, b, plain) in [&m.cv2[level], &m.cv3[level]] {
                             self.convs([a, b], size);
-                            self.conv2d(plain, size, false);
+                            self.conv2d(plain, None, size, false);
                         }
                         self.flops += 2 * (4 * REG_MAX * size[0] * size[1]) as u64;
                     }
@@ -142,8 +154,11 @@ impl Count {
         }
     }
 
-    fn c2f(&mut self, m: &C2f, size: [usize; 2]) {
-        self.convs(m.m.iter().flat_map(|b| [&b.cv1, &b.cv2]).chain([&m.cv1, &m.cv2]), size);
+    fn c2f(&mut self, m: &C2f, maps: &[usize], size: [usize; 2]) {
+        self.convs(m.m.iter().flat_map(|b| [&b.cv1, &b.cv2]), size);
+        self.joined(&m.cv1, maps, size);
+        let chain = std::iter::repeat_n(m.hidden(), m.m.len());
+        self.joined(&m.cv2, &std::iter::once(2 * m.hidden()).chain(chain).collect::<Vec<_>>(), size);
     }
 
     fn convs<'a>(&mut self, convs: impl IntoIterator<Item = &'a Conv>, size: [usize; 2]) {
@@ -154,16 +169,26 @@ impl Count {
 
     /// Convolution and normalisation; returns the output's size.
     fn conv(&mut self, m: &Conv, size: [usize; 2]) -> [usize; 2] {
-        let (outputs, size) = self.conv2d(&m.conv, size, m.bn.is_some());
+        self.conv_of(m, None, size)
+    }
+
+    /// The same of maps with so many channels side by side.
+    fn joined(&mut self, m: &Conv, maps: &[usize], size: [usize; 2]) {
+        self.conv_of(m, Some(side_by_side(maps)), size);
+    }
+
+    fn conv_of(&mut self, m: &Conv, maps: Option<Maps>, size: [usize; 2]) -> [usize; 2] {
+        let (outputs, size) = self.conv2d(&m.conv, maps, size, m.bn.is_some());
         self.layers += 1;
         self.flops += 8 * outputs as u64;
         size
     }
 
     /// The number of outputs and their size.
-    fn conv2d(&mut self, m: &Conv2d, size: [usize; 2], normed: bool) -> (usize, [usize; 2]) {
+    fn conv2d(&mut self, m: &Conv2d, maps: Option<Maps>, size: [usize; 2], normed: bool) -> (usize, [usize; 2]) {
         let [cout, cin, k, _] = m.weight.val().dims();
-        let convolution = Convolution { cin, cout, k, stride: m.stride(), input: size, normed };
+        let maps = maps.unwrap_or_else(|| side_by_side(&[cin]));
+        let convolution = Convolution { cin, maps, cout, k, stride: m.stride(), input: size, normed };
         self.layers += 1;
         self.flops += convolution.flops();
         self.convolutions.push(convolution);
@@ -197,6 +222,23 @@ mod tests {
             assert_eq!((s.layers, s.parameters, s.gradients), (layers, parameters, parameters - 16), "{scale:?} {nc}");
             assert!((s.gflops - gflops).abs() < 1e-4, "{scale:?} {nc}: {} GFLOPs", s.gflops);
         }
+    }
+
+    /// Maps that a convolution reads side by side are its input: of the blocks what lies before their mixing, of the neck a deeper map and one of before.
+    #[test]
+    fn inputs_are_maps_side_by_side() {
+        for scale in [Scale::N, Scale::X] {
+            assert!(summary(scale, 4).convolutions.iter().all(|c| c.maps.iter().sum::<usize>() == c.cin), "{scale:?}");
+        }
+        let several = |scale| {
+            let all = summary(scale, 4).convolutions.into_iter();
+            all.filter(|c| c.maps[1] > 0).map(|c| c.maps).collect::<Vec<_>>()
+        };
+        let nano = several(Scale::N);
+        assert_eq!((nano.len(), nano[0], nano[1]), (13, [32, 16, 0, 0, 0], [64, 32, 32, 0, 0]));
+        assert_eq!(nano[4..9], [[128, 128, 128, 128, 0], [256, 128, 0, 0, 0], [128, 64, 0, 0, 0], [128, 64, 0, 0, 0], [64, 32, 0, 0, 0]]);
+        // Six bottlenecks: two maps more than have a place.
+        assert!(several(Scale::X).contains(&[320, 160, 160, 160, 480]));
     }
 
     /// As docs/benchmarks.md counts a step of four images.

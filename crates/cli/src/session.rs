@@ -305,7 +305,7 @@ impl Run {
             let aside = self.dir.set_aside(&[&LEFT[..], seen.as_slice(), made].concat(), &named_in(config)?)?;
             if aside > 0 {
                 let of_run = format!("{aside} files and folders of the run before in {}", self.path().display());
-                say(&format!("{of_run} are set aside: they are called NAME.abandoned"));
+                say(&format!("{of_run} are set aside: they are called NAME.abandoned, or NAME.abandoned-2 and so on"));
             }
         }
         journal.checkpoints().abandon_after(None)?;

@@ -367,8 +367,9 @@ impl<T: Task> Learner<T> {
                 return Ok(());
             }
         }
-        // Of those to come, for the first is without moments.
-        if let Some(little) = run.journal.checkpoints().little_room(run.state.full_size(&run.settings.layout)) {
+        // Of the largest to come: the first is without moments, and within no window.
+        let size = run.state.full_size(&run.settings.layout, run.settings.config.schedule.accumulate() > 1);
+        if let Some(little) = run.journal.checkpoints().little_room(size) {
             run.tell("warning", little);
         }
         // A run has a checkpoint from its first moment: roll-backs have somewhere to go and an unwritable disk shows at once.

@@ -26,6 +26,14 @@ impl Schedule {
         }
     }
 
+    /// The most batches that gradients are summed over.
+    pub(crate) fn accumulate(&self) -> usize {
+        match self {
+            Self::Epochs(s) => s.accumulate(),
+            Self::Updates(s) => s.accumulate,
+        }
+    }
+
     /// Everything for batch `position` of `batches` in `epoch` of `epochs`, all from 0; a run by updates ends after `max_steps` of them, if given.
     pub(crate) fn at(
         &self,

@@ -75,9 +75,10 @@ impl<M: Module> RunState<M> {
         Ok(members)
     }
 
-    /// Bytes of the tensors of a checkpoint once every parameter has had an update, with which moments come; within a window its gradients come on top.
-    pub fn full_size(&self, layout: &Layout) -> u64 {
-        let kept = |entry: &Entry| entry.group.map_or(0, |_| self.optimizer.kind.kept(&entry.shape));
+    /// Bytes of the tensors of a checkpoint once every parameter has had an update, with which moments come; with its gradients if made `in_window`.
+    pub fn full_size(&self, layout: &Layout, in_window: bool) -> u64 {
+        let gradients = |entry: &Entry| usize::from(in_window) * entry.numel();
+        let kept = |entry: &Entry| entry.group.map_or(0, |_| self.optimizer.kind.kept(&entry.shape) + gradients(entry));
         layout.entries.iter().map(|entry| (entry.dtype.size() * (2 * entry.numel() + kept(entry))) as u64).sum()
     }
 

@@ -92,13 +92,13 @@ fn cut_anywhere_it_ends_the_same() {
     assert!(cuts > 200 && disks > 1_000, "only {cuts} cuts, {disks} disks");
 }
 
-/// The first checkpoint has no moments yet. That it may have no room either, for its names, is told after that.
+/// The first checkpoint has neither moments yet nor gradients, which the toy sums over three batches. That it may have no room either, for its names, is told after that.
 #[test]
 fn a_disk_with_little_room_is_told_of_at_the_beginning() {
     let is_told = |missing: u64| {
         let store = disk(usize::MAX);
         let session = learner(&store).unwrap();
-        let store = store.with_room(3 * session.state().full_size(session.layout()) - missing);
+        let store = store.with_room(3 * session.state().full_size(session.layout(), true) - missing);
         drop(learner(&store).unwrap().fit(&InMemDataset::new((0..12).collect())));
         let events = store.read(&RunDir::at(ROOT).events(), u64::MAX).unwrap();
         String::from_utf8(events).unwrap().contains("has room for less than three checkpoints")

@@ -111,8 +111,8 @@ impl RunDir {
     }
 
     /// Renames to `NAME.abandoned` what a run before this one has left here, or (`weights/best.pt`) in one of its folders, under these names, in each of
-    /// which one `*` may stand for anything, in place of what was called so before. What is read (`reads`, paths without links) stays, and what that is
-    /// a part of. Returns how many files and folders there were.
+    /// which one `*` may stand for anything; to `NAME.abandoned-2` and so on where an earlier one has been set aside. What is read (`reads`, paths without
+    /// links) stays, and what that is a part of. Returns how many files and folders there were.
     ///
     /// # Errors
     /// One that cannot be renamed.
@@ -122,13 +122,7 @@ impl RunDir {
         let mut found = found_in(&own, names)?;
         found.retain(|path| !reads.iter().any(|read| read.starts_with(path) || path.starts_with(read)));
         for path in &found {
-            let aside = path.with_added_extension("abandoned");
-            match fs::symlink_metadata(&aside) {
-                Ok(info) if info.is_dir() => DiskStore.remove_dir_all(&aside)?,
-                Ok(_) => DiskStore.remove_file(&aside)?,
-                Err(_) => {}
-            }
-            DiskStore.rename(path, &aside)?;
+            DiskStore.rename(path, &name_aside(path))?;
         }
         let folders: BTreeSet<&Path> = found.iter().map(|path| parent_of(path)).collect();
         folders.into_iter().try_for_each(|folder| DiskStore.sync_dir(folder))?;
@@ -230,6 +224,17 @@ fn found_in(dir: &Path, names: &[&str]) -> Result<Vec<PathBuf>, StoreError> {
         found.extend(listed.iter().filter(|there| is_called(there, name)).map(|there| folder.join(there)));
     }
     Ok(found)
+}
+
+/// The first free of `NAME.abandoned`, `NAME.abandoned-2`, ..., as checkpoints are numbered.
+fn name_aside(path: &Path) -> PathBuf {
+    let mut aside = path.with_added_extension("abandoned");
+    let mut number = 2_u64;
+    while fs::symlink_metadata(&aside).is_ok() {
+        aside = path.with_added_extension(format!("abandoned-{number}"));
+        number += 1;
+    }
+    aside
 }
 
 fn is_called(there: &str, name: &str) -> bool {
@@ -379,12 +384,16 @@ mod tests {
         assert!(made.iter().all(|name| text(name).is_none()) && stays.iter().all(|name| text(name).is_some()));
         let aside = ["weights/best.pt.abandoned", "merged.abandoned/model.safetensors", "model-q8_0.gguf.abandoned"];
         assert!(aside.iter().all(|name| text(name).as_deref() == Some("first")));
-        // Another takes its place, a folder too; what there is none of stays set aside.
-        ["merged/config.json", "weights/best.pt"].iter().for_each(|name| put(name, "second"));
-        assert_eq!(run.set_aside(&names, &reads).unwrap(), 2);
-        assert_eq!(aside.map(text), [Some("second".into()), None, Some("first".into())]);
+        // What was set aside before stays, whatever comes after it, a folder too.
+        for (number, whose) in [(2, "second"), (3, "third")] {
+            ["merged/config.json", "weights/best.pt"].iter().for_each(|name| put(name, whose));
+            assert_eq!(run.set_aside(&names, &reads).unwrap(), 2);
+            let aside = [format!("weights/best.pt.abandoned-{number}"), format!("merged.abandoned-{number}/config.json")];
+            assert!(aside.iter().all(|name| text(name).as_deref() == Some(whose)), "{whose}");
+        }
+        assert!(aside.iter().all(|name| text(name).as_deref() == Some("first")));
         // A file that is read, and the folder that it lies in.
-        put("weights/best.pt", "third");
+        put("weights/best.pt", "fourth");
         let file = run.path().join("adapter/adapter_config.json").canonicalize().unwrap();
         assert_eq!(run.set_aside(&names, &[file, run.weights().canonicalize().unwrap()]).unwrap(), 0);
     }

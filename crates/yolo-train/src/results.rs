@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use bellows_cli::{Context, Exit, Failure, Usage, note, reader_has_gone, say};
 use bellows_yolo::boxes::Detection;
 use bellows_yolo::plots::{Annotator, GridBox, Ink, encode};
-use bellows_yolo::predict::output::{FreshNames, crop, crop_of, folder, json_line, label_lines, sentence, signed};
+use bellows_yolo::predict::output::{FreshNames, crop, crop_of, folders, json_line, label_lines, name, sentence, signed};
 use bellows_yolo::predict::source::Input;
 use bellows_yolo::predict::video::FilmWriter;
 
@@ -50,6 +50,8 @@ pub(crate) struct Results {
     /// What they are called, which is the name of nothing else.
     stems: HashSet<String>,
     names: Vec<String>,
+    /// Those of the classes' crops.
+    folders: Vec<String>,
     annotator: Annotator,
     /// Of images and films.
     fresh: FreshNames,
@@ -80,6 +82,7 @@ impl Results {
             wanted,
             sources,
             stems,
+            folders: folders(&names),
             names,
             annotator,
             fresh,
@@ -161,7 +164,7 @@ impl Results {
             }
             for detection in found {
                 let Some(part) = crop(&shot.frame, detection) else { continue };
-                let stem = format!("{}/{named}", folder(&self.names, detection.class));
+                let stem = format!("{}/{named}", name(&self.folders, detection.class));
                 let path = loop {
                     let name = self.fresh_crops.fresh(&stem, &self.stems);
                     let path = root.join("crops").join(name).with_added_extension("jpg");
@@ -364,6 +367,16 @@ mod tests {
             let lines = std::fs::read_to_string(dir.path().join(format!("labels/{name}.txt"))).unwrap();
             assert!(lines.starts_with(&format!("{class} ")), "{name}: {lines}");
         }
+    }
+
+    #[test]
+    fn classes_with_names_longer_than_a_folders_have_crops_too() {
+        let dir = tempfile::tempdir().unwrap();
+        let names = ["a", "b"].map(|end| "𠀀".repeat(80) + end);
+        let mut results = Results { folders: folders(&names), ..results(dir.path(), &[image("a.jpg")]) };
+        results.take(Seen::Shot(shot(0, "a", None), [found(0), found(1)].concat(), 1.0)).unwrap();
+        let classes = std::fs::read_dir(dir.path().join("crops")).unwrap();
+        assert!(classes.map(|class| class.unwrap().path().join("a.jpg").is_file()).eq([true; 2]));
     }
 
     #[test]

@@ -234,6 +234,11 @@ mod tests {
         assert_eq!(set_aside(dir.path()).unwrap(), 2);
         assert_eq!(std::fs::read_to_string(at("by_hand.png.abandoned")).unwrap(), "by_hand.png");
         assert!(!at("by_hand.png").exists());
+        // Of the validation after that, too.
+        std::fs::write(at("by_hand.png"), "later").unwrap();
+        assert_eq!(set_aside(dir.path()).unwrap(), 1);
+        let kept = ["by_hand.png.abandoned", "by_hand.png.abandoned-2"].map(|name| std::fs::read_to_string(at(name)).unwrap());
+        assert_eq!(kept, ["by_hand.png", "later"]);
     }
 
     /// Files that other programs have folded are refused.

@@ -180,7 +180,7 @@ pub(crate) fn run(matches: &ArgMatches, _: &Signals) -> Result<(), Failure> {
     let aside = aside?;
     if aside > 0 {
         let of_before = format!("{aside} files and folders of the validation before in {}", folder.display());
-        tell_people(&format!("{of_before} are set aside: they are called NAME.abandoned"));
+        tell_people(&format!("{of_before} are set aside: they are called NAME.abandoned, or NAME.abandoned-2 and so on"));
     }
     let verdict = Verdict::new(&validation, &data.names);
     keep(&folder, &verdict.files().map_err(TrainError::Validation)?)?;

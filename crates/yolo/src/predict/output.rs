@@ -100,14 +100,19 @@ fn behind_jfif(jpeg: &[u8]) -> usize {
     }
 }
 
-/// A class's name as the name of a folder.
-pub fn folder(names: &[String], class: u32) -> String {
-    let name = name(names, class);
-    let safe: String = name.chars().map(|c| if c.is_alphanumeric() || matches!(c, ' ' | '-' | '_') { c } else { '_' }).take(80).collect();
-    if safe.trim().is_empty() { format!("class_{class}") } else { safe }
+/// A folder for each class, called by its name, with a number where another would have the same.
+pub fn folders(names: &[String]) -> Vec<String> {
+    let plain = names.iter().enumerate().map(|(class, name)| {
+        let safe: String = name.chars().map(|c| if c.is_alphanumeric() || matches!(c, ' ' | '-' | '_') { c } else { '_' }).collect();
+        if safe.trim().is_empty() { format!("class_{class}") } else { shortened(&safe, LONGEST).to_owned() }
+    });
+    let plain: Vec<String> = plain.collect();
+    let (mut fresh, owned) = (FreshNames::default(), plain.iter().cloned().collect());
+    plain.iter().map(|name| fresh.fresh(name, &owned).display().to_string()).collect()
 }
 
-fn name(names: &[String], class: u32) -> String {
+/// What a class is called in `names`, or by its number.
+pub fn name(names: &[String], class: u32) -> String {
     names.get(class as usize).cloned().unwrap_or_else(|| format!("class_{class}"))
 }
 
@@ -183,8 +188,12 @@ mod tests {
         let part = crop(&frame, &found()[1]).unwrap();
         assert_eq!((part.width, part.height, part.pixels[1]), (15, 15, 1));
         assert!(crop(&frame, &Detection { xyxy: [200.0, 0.0, 210.0, 5.0], ..found()[0] }).is_none());
-        assert_eq!(folder(&["../../etc".into()], 0), "______etc");
-        assert_eq!(folder(&[" ".into()], 0), "class_0");
+        // Of letters of four bytes; those that are cut off are all that two of them differ in.
+        let [long, other] = ["a", "b"].map(|end| "𠀀".repeat(80) + end);
+        let names = ["../../etc", " ", &long, &other, "a/b", "a?b", "a_b_2"].map(String::from);
+        let cut = "𠀀".repeat(62);
+        let expected = ["______etc", "class_1", &cut, &format!("{cut}_2"), "a_b", "a_b_3", "a_b_2"];
+        assert_eq!(folders(&names), expected);
         let (mut fresh, mut owned) = (FreshNames::default(), HashSet::new());
         assert!(!fresh.contains("a_2"));
         assert_eq!(["a", "a", "a_2", "a"].map(|s| fresh.fresh(s, &owned).display().to_string()), ["a", "a_2", "a_2_2", "a_3"]);

@@ -85,14 +85,13 @@ fn matmul_group_kernel<A: Float, B: Float, C: Float>(
 
 /// The tensors, each once, and which of them they are.
 fn distinct<'a>(of: impl Iterator<Item = &'a CubeTensor>) -> (Vec<&'a CubeTensor>, Vec<usize>) {
-    let mut all: Vec<&CubeTensor> = Vec::new();
-    let mut place = |tensor| {
-        all.iter().position(|known| std::ptr::eq(*known, tensor)).unwrap_or_else(|| {
+    let (mut all, mut places): (Vec<&CubeTensor>, Vec<usize>) = (Vec::new(), Vec::new());
+    for tensor in of {
+        places.push(all.iter().position(|known| std::ptr::eq(*known, tensor)).unwrap_or(all.len()));
+        if places.last() == Some(&all.len()) {
             all.push(tensor);
-            all.len() - 1
-        })
-    };
-    let places = of.map(&mut place).collect();
+        }
+    }
     (all, places)
 }
 
@@ -171,7 +170,6 @@ fn together(name: &'static str, members: &[Member<'_>]) -> bool {
     let workgroups: usize = members.iter().map(Member::workgroups).sum();
     let wide = workgroups.min(MAX_GRID);
     let places = members.iter().zip(of_a.iter().zip(&of_b).zip(&of_c));
-    let arguments = |of: &[&CubeTensor]| of.iter().map(|&tensor| tensor.clone().into_tensor_arg()).collect();
     // SAFETY: `check` has found the last number of each tensor that each product's steps reach.
     unsafe {
         matmul_group_kernel::launch_unchecked(
@@ -179,9 +177,9 @@ fn together(name: &'static str, members: &[Member<'_>]) -> bool {
             CubeCount::Static(wide as u32, workgroups.div_ceil(wide) as u32, first.depth() as u32),
             CubeDim::new_1d(first.block.units()),
             all().map(|tensor| address_type([tensor])).max().unwrap_or_default(),
-            arguments(&lefts),
-            arguments(&rights),
-            arguments(&results),
+            lefts.iter().map(|&tensor| tensor.clone().into_tensor_arg()).collect(),
+            rights.iter().map(|&tensor| tensor.clone().into_tensor_arg()).collect(),
+            results.iter().map(|&tensor| tensor.clone().into_tensor_arg()).collect(),
             members.iter().map(|member| member.product.args(0, 0, member.product.n)).collect(),
             members.iter().map(|member| member.product.image(0)).collect(),
             places.map(|(member, ((&a, &b), &c))| Place { a, b, c, block: member.block }).collect::<Vec<_>>(),

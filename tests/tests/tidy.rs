@@ -180,6 +180,7 @@ fn only_device_and_kernels_name_a_backend_and_only_a_few_files_are_unsafe() {
         "crates/kernels/src/cube/launch.rs",
         "crates/kernels/src/cube/matmul.rs",
         "crates/kernels/src/maps/cube.rs",
+        "crates/kernels/src/products/cube.rs",
         "crates/kernels/src/products/cube_few.rs",
         "crates/weights/src/map.rs",
     ];

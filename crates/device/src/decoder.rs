@@ -1,4 +1,4 @@
-//! One layer of a language model with low-rank branches beside frozen matrices, one of them in blocks of 4 bits, trained for two steps as the large one
+//! One layer of a language model with low-rank branches beside frozen matrices, gate and up in blocks of 4 bits, trained for two steps as the large one
 //! is; and its operations one by one. Odd sizes are here because products have been wrong at exactly those (burn issue 4355), a frozen base because
 //! gradients have (burn issue 5162).
 
@@ -37,7 +37,7 @@ fn base(device: &Device) -> Vec<Weight> {
     let matrix = |(i, shape): (usize, [usize; 2])| {
         let values: Vec<f32> = pattern(40 + i as u64, shape[0] * shape[1]).into_iter().map(|v| 0.2 * v).collect();
         match i {
-            4 => Weight::Blocks(Blocks::nf4(&values, shape, device)),
+            4 | 5 => Weight::Blocks(Blocks::nf4(&values, shape, device)),
             _ => Weight::Dense(Tensor::from_data(TensorData::new(values, shape), device)),
         }
     };

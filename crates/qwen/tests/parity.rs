@@ -145,8 +145,9 @@ fn a_layer_is_few_launches() {
         None => cut(&weights, name),
     };
     let counts = [("q_proj k_proj v_proj o_proj", 33), ("q_proj k_proj v_proj o_proj gate_proj up_proj down_proj", 39)];
-    // A weight in NF4 is made dense, a launch each, for the product with it and for that of the gradient of its input: of seven maps, whichever have adapters.
-    let bases = [(BaseDtype::Auto, false, 0), (BaseDtype::Auto, true, 0), (BaseDtype::Int8, true, 0), (BaseDtype::Nf4, true, 2 * 7)];
+    // Weights in NF4 are made dense for the products with them and for those of the gradient of their input, the maps of one input in a launch (q, k and v; o; gate
+    // and up; down), whichever have adapters.
+    let bases = [(BaseDtype::Auto, false, 0), (BaseDtype::Auto, true, 0), (BaseDtype::Int8, true, 0), (BaseDtype::Nf4, true, 2 * 4)];
     for ((targets, most), (dtype, packed, dense)) in counts.into_iter().flat_map(|count| bases.map(|base| (count, base))) {
         let most = most + dense;
         let of = |layers: usize, checkpointing: Checkpointing| {

@@ -4,7 +4,8 @@
 //! Forward: the inner products `s x Aᵀ` of all branches in one launch, and one to each map, which adds its branch, bias and what it is added to where
 //! it is written. Backward: `s dy B` of all branches in one launch, the gradients of all A and B in another, and one to each map, which adds its part of the
 //! gradient of x to that of the map before it. No sum is cut into parts: what a few more workgroups would gain, launches would cost. Weights in words of
-//! two bf16s or four int8s are read where they lie, and x and the gradients of the results in f32; what is to be f16 of these is rounded as it is read.
+//! two bf16s or four int8s are read where they lie, and x and the gradients of the results in f32; what is to be f16 of these is rounded as it is read. Other
+//! blocks are made dense, those of all maps in one launch if they are few.
 
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::backend::{DType, TensorMetadata};
@@ -17,6 +18,7 @@ use super::cube_kernels::{With, map_kernel};
 use super::operands::Maps;
 use super::{MapOps, portable};
 use crate::cpu::Precision;
+use crate::cube::MOST_DENSE;
 use crate::cube::block::Block;
 use crate::cube::group::{Member, run_group};
 use crate::cube::launch::{address_type, covers, is_image_type};
@@ -28,7 +30,8 @@ use crate::cube::trace::{note, note_room};
 use crate::operands::Maybe;
 use crate::planes::Parts;
 use crate::policy::{Lowering, default_lowering};
-use crate::products::{Branch, Low, ProductOps, StoredBranch, StoredMap, StoredWeight, are_few, factors, few_rows, in_words, rounded};
+use crate::products::{Branch, Coded, Low, StoredBranch, StoredMap, StoredWeight};
+use crate::products::{are_few, as_factor, dense, factors, few_rows, in_words, rounded};
 use crate::shapes::expect;
 
 /// Whether our kernels take these.
@@ -208,18 +211,20 @@ struct Weight {
     dims: [usize; 2],
 }
 
+/// The words of a weight that a product reads where they lie: those without scales, and others if it has `room` for them.
+fn words(weight: &StoredWeight<CubeBackend>, room: bool) -> Option<(CubeTensor, Packing, Option<CubeTensor>)> {
+    in_words(weight).filter(|(_, _, scales)| room || scales.is_none())
+}
+
 impl Weight {
-    /// In words, which a product rounds as it reads them, if it has `room` for scales or there are none. Else in f16 if factors are; the values of other
-    /// blocks are made for one product, and dropped behind it.
-    fn new(weight: &StoredWeight<CubeBackend>, precision: Precision, room: bool) -> Self {
+    /// In words, which a product rounds as it reads them. Else in f16 if factors are; the values of other blocks, if they are not `made`, for one product, and
+    /// dropped behind it.
+    fn new(weight: &StoredWeight<CubeBackend>, made: Option<CubeTensor>, precision: Precision, room: bool) -> Self {
         let dims = weight.dims();
-        if let Some((tensor, packing, scales)) = in_words(weight).filter(|(_, _, scales)| room || scales.is_none()) {
+        if let Some((tensor, packing, scales)) = words(weight, room) {
             return Self { tensor, packing, scales, dims };
         }
-        let values = match weight {
-            StoredWeight::Dense(weight) => weight.clone(),
-            blocks @ StoredWeight::Blocks { .. } => CubeBackend::dense_weight(blocks.clone()),
-        };
+        let values = made.unwrap_or_else(|| as_factor(weight, factors(precision, DType::F32)));
         Self { tensor: rounded(into_contiguous(values), precision), packing: Packing::Plain, scales: None, dims }
     }
 
@@ -262,6 +267,19 @@ impl Settled {
     /// The maps that have a branch.
     fn with_branches(&self) -> impl Iterator<Item = (usize, &StoredBranch<CubeBackend>)> {
         self.branches.iter().enumerate().filter_map(|(i, branch)| Some((i, branch.as_ref()?)))
+    }
+
+    /// The blocks of the maps that want them dense, made so in one launch; of none, if together they are more than may be there at a time.
+    fn dense(&self, wants: impl Fn(usize) -> bool, precision: Precision) -> Vec<Option<CubeTensor>> {
+        let blocks = self.weights.iter().enumerate().filter(|(i, _)| wants(*i)).filter_map(|(i, weight)| Some((i, Coded::of(weight)?)));
+        let (maps, matrices): (Vec<usize>, Vec<Coded<'_>>) = blocks.unzip();
+        let mut made = vec![None; self.weights.len()];
+        if matrices.iter().map(Coded::count).sum::<usize>() <= MOST_DENSE {
+            for (i, matrix) in maps.into_iter().zip(dense(&matrices, factors(precision, DType::F32))) {
+                made[i] = Some(matrix);
+            }
+        }
+        made
     }
 
     /// Numbers of all inner products.
@@ -329,14 +347,19 @@ impl MapOps for CubeBackend {
         let [rows, input] = dims(&x);
         let maps = Settled::new(maps, rows);
         let (inner, factors) = (maps.inner(&x), factors(precision, x.dtype));
+        // Only the first is added to anything, and beside its bias that leaves no room for more.
+        let full = onto.is_some() && maps.biases[0].is_some();
+        let room = |i: usize| i > 0 || !full;
+        let few = |i: usize| room(i) && are_few(rows, x.dtype, &maps.weights[i]);
+        let mut made = maps.dense(|i| !few(i) && words(&maps.weights[i], room(i)).is_none(), precision);
         let one = |i: usize| {
             let (bias, onto) = (maps.biases[i].as_ref(), onto.take().map(flat));
-            if are_few(rows, x.dtype, &maps.weights[i]) && (bias.is_none() || onto.is_none()) {
+            if few(i) {
                 let branch = inner.as_ref().zip(maps.branches[i].as_ref());
                 let low = branch.map(|(inner, branch)| Low { inner, begin: maps.starts[i], b: &branch.b });
                 return portable::shaped::<Self>(few_rows(&x, &maps.weights[i], low, bias, onto), &shape);
             }
-            let weight = Weight::new(&maps.weights[i], precision, bias.is_none() || onto.is_none());
+            let weight = Weight::new(&maps.weights[i], made[i].take(), precision, room(i));
             let [out, _] = weight.dims;
             let low = inner.as_ref().zip(maps.branches[i].as_ref()).map(|(inner, branch)| {
                 let rank = dims(&branch.a)[0];
@@ -378,8 +401,9 @@ impl MapOps for CubeBackend {
             _ => Vec::new(),
         };
         let mut dx = held.map(flat);
+        let mut made = maps.dense(|i| wants && words(&maps.weights[i], true).is_none(), precision);
         for i in if wants { order } else { Vec::new() } {
-            let (dy, weight) = (&dys[i], Weight::new(&maps.weights[i], precision, true));
+            let (dy, weight) = (&dys[i], Weight::new(&maps.weights[i], made[i].take(), precision, true));
             let [out, input] = weight.dims;
             let low = inner_grads.as_ref().zip(maps.branches[i].as_ref()).map(|(inner, branch)| {
                 let rank = dims(&branch.a)[0];

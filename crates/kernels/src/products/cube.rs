@@ -1,7 +1,10 @@
 //! On CubeCL devices our own product reads weights in words of two bf16s or of four int8s where they lie, and [that of a few rows](super::cube_few) any. Other
-//! blocks, and any before a product of Burn's, become a dense matrix in a launch.
+//! blocks, and any before a product of Burn's, become dense matrices, of one map or of several of one input in a launch, in the type of the product's factors.
+
+#![allow(clippy::needless_range_loop, reason = "a loop that is unrolled is over numbers")]
 
 use burn::backend::DType;
+use burn::backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
@@ -10,33 +13,147 @@ use cubecl::prelude::*;
 use super::cube_few::{are_few, few_rows};
 use super::cube_values::{EACH, Storage, values};
 pub(crate) use super::portable::factors;
-use super::{Branch, Form, ProductOps, StoredMap, StoredWeight, factor, portable};
+use super::{Branch, Form, ProductOps, StoredMap, StoredWeight, portable};
 use crate::cpu::Precision;
-use crate::cube::launch::{is_image_type, launch};
+use crate::cube::launch::{UNITS, address_type, check_reach, grid, is_image_type};
 use crate::cube::matrices::product_with;
 use crate::cube::packing::Packing;
-use crate::cube::pixels::empty;
+use crate::cube::pixels::{empty, view};
+use crate::cube::trace::note;
 use crate::policy::{Lowering, default_lowering};
 
-/// A matrix of blocks made dense: a thread to `each` values.
-#[cube(launch_unchecked, address_type = "dynamic")]
-fn dense_kernel(
-    codes: &Tensor<u32>,
-    scales: &Tensor<f32>,
-    out: &mut Tensor<f32>,
+/// Bytes at whose multiples any device can bind memory.
+const BOUND: usize = 256;
+
+/// Where the values of a matrix go, how many they are, and how many to a row.
+#[derive(CubeLaunch, CubeType)]
+struct Place {
+    start: usize,
     count: usize,
     columns: usize,
-    #[comptime] each: usize,
-    #[comptime] storage: Storage,
+}
+
+/// How a matrix is taken apart: a thread to `each` values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Member {
+    storage: Storage,
+    each: usize,
+}
+
+/// Matrices of blocks made dense, the threads of one behind those of the other.
+///
+/// # Safety
+/// No index is checked: codes and scales must hold what each matrix's storage reads, `out` the last value of each.
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn dense_kernel<E: Float>(
+    codes: &Sequence<OwnedTensor<u32>>,
+    scales: &Sequence<OwnedTensor<f32>>,
+    out: &mut Tensor<E>,
+    places: &Sequence<Place>,
+    #[comptime] members: Vec<Member>,
+    #[define(E)] _type: ElemType,
 ) {
-    let at = ABSOLUTE_POS * each;
-    if at >= count {
-        terminate!();
-    }
-    let values = values::<u32>(codes, scales, at, count, columns, each, storage);
+    let count = comptime!(members.len());
+    let thread = ABSOLUTE_POS;
+    let mut end = 0usize;
     #[unroll]
-    for i in 0..each {
-        out[at + i] = values[i];
+    for m in 0..count {
+        let member = comptime!(members[m]);
+        let place = places.index(m);
+        let first = end;
+        end += place.count / comptime!(member.each);
+        if thread >= first && thread < end {
+            let at = (thread - first) * comptime!(member.each);
+            let codes_of = codes.index(m);
+            let scales_of = scales.index(m);
+            let values =
+                values::<u32>(codes_of, scales_of, at, place.count, place.columns, comptime!(member.each), comptime!(member.storage));
+            #[unroll]
+            for i in 0..comptime!(member.each) {
+                out[place.start + at + i] = E::cast_from(values[i]);
+            }
+        }
+    }
+}
+
+/// A matrix of blocks.
+pub(crate) struct Coded<'a> {
+    codes: &'a CubeTensor,
+    scales: &'a CubeTensor,
+    storage: Storage,
+    shape: [usize; 2],
+}
+
+impl<'a> Coded<'a> {
+    /// A weight's, if it is one.
+    pub(crate) fn of(weight: &'a StoredWeight<CubeBackend>) -> Option<Self> {
+        let StoredWeight::Blocks { codes, scales, form, shape } = weight else { return None };
+        Some(Self { codes, scales, storage: Storage::of(*form), shape: *shape })
+    }
+
+    /// How many values it has.
+    pub(crate) fn count(&self) -> usize {
+        self.shape[0] * self.shape[1]
+    }
+
+    fn member(&self) -> Member {
+        Member { storage: self.storage, each: if self.shape[1].is_multiple_of(EACH) { EACH } else { 1 } }
+    }
+}
+
+/// Matrices of blocks made dense in one launch, in f32 or 16 bits, and in one memory, which is there as long as any of them.
+#[expect(unsafe_code, reason = "see SAFETY")]
+pub(crate) fn dense(matrices: &[Coded<'_>], dtype: DType) -> Vec<CubeTensor> {
+    const NAME: &str = "dense_kernel";
+    let Some(first) = matrices.first() else { return Vec::new() };
+    let (mut starts, mut end) = (Vec::new(), 0usize);
+    for matrix in matrices {
+        let start = end.next_multiple_of(BOUND / dtype.size());
+        starts.push(start);
+        end = start + matrix.count();
+    }
+    let out = empty(first.codes, [end], dtype);
+    let part = |(matrix, &start): (&Coded<'_>, &usize)| {
+        let part = view(&out, start, matrix.count());
+        CubeTensor::new_contiguous(part.client, part.device, matrix.shape.into(), part.handle, part.dtype)
+    };
+    let parts: Vec<CubeTensor> = matrices.iter().zip(&starts).map(part).collect();
+    if end == 0 {
+        return parts;
+    }
+    for (matrix, start) in matrices.iter().zip(&starts) {
+        let [of_codes, of_scales] = matrix.storage.reach(matrix.shape);
+        let reaches = [of_codes, of_scales, start + matrix.count()];
+        check_reach(NAME, [matrix.codes, matrix.scales, &out], reaches, [DType::F32, DType::F32, dtype]);
+    }
+    let read = || matrices.iter().flat_map(|matrix| [matrix.codes, matrix.scales]);
+    note(NAME, read().chain(&parts), 0);
+    // SAFETY: `check_reach` has found all that each matrix's threads can reach.
+    unsafe {
+        dense_kernel::launch_unchecked(
+            &out.client,
+            grid(matrices.iter().map(|matrix| matrix.count() / matrix.member().each).sum()),
+            CubeDim::new_1d(UNITS),
+            read().chain([&out]).map(|tensor| address_type([tensor])).max().unwrap_or_default(),
+            matrices.iter().map(|matrix| matrix.codes.clone().into_tensor_arg()).collect(),
+            matrices.iter().map(|matrix| matrix.scales.clone().into_tensor_arg()).collect(),
+            out.clone().into_tensor_arg(),
+            matrices.iter().zip(&starts).map(|(matrix, &start)| PlaceLaunch::new(start, matrix.count(), matrix.shape[1])).collect(),
+            matrices.iter().map(Coded::member).collect::<Vec<_>>(),
+            dtype_to_storage_type(dtype),
+        );
+    }
+    parts
+}
+
+/// A weight as a factor of products in `dtype`: as it is, or the values of its blocks, rounded to that where they are written.
+pub(crate) fn as_factor(weight: &StoredWeight<CubeBackend>, dtype: DType) -> CubeTensor {
+    match weight {
+        StoredWeight::Dense(weight) => weight.clone(),
+        StoredWeight::Blocks { codes, scales, form, shape } => {
+            let matrix = Coded { codes, scales, storage: Storage::of(*form), shape: *shape };
+            dense(&[matrix], if is_image_type(dtype) { dtype } else { DType::F32 }).remove(0)
+        }
     }
 }
 
@@ -71,28 +188,23 @@ impl ProductOps for CubeBackend {
             return portable::beside::<Self>(x, y, bias, branch, precision);
         }
         let y = of_words(&x, &weight, precision, true);
-        let y = y.unwrap_or_else(|| portable::by_weight::<Self>(x.clone(), factor(weight), false, precision));
+        let y = y.unwrap_or_else(|| {
+            let factor = as_factor(&weight, factors(precision, x.dtype));
+            portable::by_weight::<Self>(x.clone(), factor, false, precision)
+        });
         portable::beside::<Self>(x, y, bias, branch, precision)
     }
 
     fn linear_data_grad(dy: CubeTensor, weight: StoredWeight<Self>, branch: Branch<Self>, precision: Precision) -> CubeTensor {
         let dx = of_words(&dy, &weight, precision, false);
-        let dx = dx.unwrap_or_else(|| portable::by_weight::<Self>(dy.clone(), factor(weight), true, precision));
+        let dx = dx.unwrap_or_else(|| {
+            let factor = as_factor(&weight, factors(precision, dy.dtype));
+            portable::by_weight::<Self>(dy.clone(), factor, true, precision)
+        });
         portable::beside_grad::<Self>(dy, dx, branch.into_option(), precision)
     }
 
     fn dense_weight(weight: StoredWeight<Self>) -> CubeTensor {
-        let (codes, scales, form, shape) = match weight {
-            StoredWeight::Dense(weight) => return portable::cast::<Self>(weight, DType::F32),
-            StoredWeight::Blocks { codes, scales, form, shape } => (codes, scales, form, shape),
-        };
-        let (count, out) = (shape[0] * shape[1], empty(&codes, shape, DType::F32));
-        if count == 0 {
-            return out;
-        }
-        let storage = Storage::of(form);
-        let ([of_codes, of_scales], each) = (storage.reach(shape), if shape[1].is_multiple_of(EACH) { EACH } else { 1 });
-        launch!(dense_kernel, count / each, [(codes, of_codes), (scales, of_scales), (out, count)], count, shape[1], each, storage);
-        out
+        portable::cast::<Self>(as_factor(&weight, DType::F32), DType::F32)
     }
 }

@@ -44,6 +44,34 @@ pub(crate) fn int8(values: &[f32], [rows, columns]: [usize; 2]) -> (StoredWeight
     (StoredWeight::Blocks { codes, scales, form: Form::Int8, shape: [rows, columns] }, dense)
 }
 
+/// NF4 of made-up codes, scales and tables.
+pub(crate) fn nf4([rows, columns]: [usize; 2]) -> StoredWeight<CubeBackend> {
+    let count = rows * columns;
+    let blocks = count.div_ceil(64);
+    let codes: Vec<i32> = pattern(21, count.div_ceil(8) + blocks.div_ceil(4)).into_iter().map(|v| v.to_bits() as i32).collect();
+    let len = codes.len();
+    StoredWeight::Blocks {
+        codes: CubeBackend::int_from_data(TensorData::new(codes, [len]), &device()),
+        scales: cube(data(22, [blocks.div_ceil(256) + 1 + 16 + 256])),
+        form: Form::Nf4,
+        shape: [rows, columns],
+    }
+}
+
+/// Such blocks of a file.
+pub(crate) fn of_file(kind: BlockType, values: &[f32], shape: [usize; 2]) -> StoredWeight<CubeBackend> {
+    let mut bytes = kind.quantize(values).unwrap().bytes;
+    bytes.resize(bytes.len().next_multiple_of(4), 0);
+    let codes: Vec<i32> = bytes.as_chunks().0.iter().map(|&bytes| i32::from_le_bytes(bytes)).collect();
+    let len = codes.len();
+    StoredWeight::Blocks {
+        codes: CubeBackend::int_from_data(TensorData::new(codes, [len]), &device()),
+        scales: cube(TensorData::new(vec![0.0f32], [1])),
+        form: Form::File(Coding::of_ggml(kind.id(), kind.decoder()).unwrap()),
+        shape,
+    }
+}
+
 fn dense(values: Vec<f32>, shape: [usize; 2]) -> StoredWeight<CubeBackend> {
     StoredWeight::Dense(cube(TensorData::new(values, shape)))
 }
@@ -197,4 +225,27 @@ fn products_read_words() {
         [y, CubeBackend::linear_data_grad(cube(data(6, [9, 20])), weight, branch(), Precision::F32)].map(numbers)
     });
     assert!(ours == theirs);
+}
+
+/// For products in f16 blocks are rounded where they are made dense: the bits of a dense weight that is cast, and no launch more.
+#[test]
+fn blocks_become_factors_in_f16() {
+    if !on_each_device("blocks::blocks_become_factors_in_f16") || !has_half() {
+        return;
+    }
+    set_default_lowering(Lowering::Gemm);
+    let shape @ [out, input] = [40, 96];
+    let (x, dy) = (cube(data(1, [33, input])), cube(data(6, [33, out])));
+    let whole = StoredWeight::Dense(CubeBackend::dense_weight(nf4(shape)));
+    let both = |weight: &StoredWeight<CubeBackend>| {
+        let map = StoredMap { weight: weight.clone(), bias: Maybe::None, branch: Branch::Zero };
+        let y = CubeBackend::linear_forward(x.clone(), map, Precision::F16);
+        [y, CubeBackend::linear_data_grad(dy.clone(), weight.clone(), Branch::Zero, Precision::F16)]
+    };
+    let [ours, theirs] = [&nf4(shape), &whole].map(|weight| both(weight).map(numbers));
+    assert!(ours == theirs && ours.iter().all(|values| values.iter().any(|v| *v != 0.0)));
+    let [ours, theirs] = [&nf4(shape), &whole].map(|weight| trace(|| both(weight)));
+    let of = |name: &str| ours.iter().filter(|(kernel, _)| kernel.contains(name)).map(|(_, count)| count).sum::<usize>();
+    assert_eq!(of("dense_kernel"), 2, "{ours:?}");
+    assert_eq!(ours.values().sum::<usize>(), theirs.values().sum::<usize>(), "{ours:?} and {theirs:?}");
 }

@@ -79,6 +79,7 @@ fn agrees_with_the_cpu_by_another_compiler() {
         ["matrices::agree_with_the_cpu_and_tune_nothing", "blocks::products_read_words", "maps::int8s_have_the_bits_of_dense_weights"];
     let others = [
         "maps::of_a_few_rows",
+        "maps::blocks_of_any_maps_are_made_dense_together",
         "rows::extremes",
         "arena::tensors_come_back_from_their_places",
         "arena::views_in_another_order_are_copied",

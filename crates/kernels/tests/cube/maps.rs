@@ -1,18 +1,19 @@
 //! The maps of one input on the device against products one by one on the CPU in f64: values, gradients, launches.
 
-use crate::blocks::{cut, int8, words};
+use crate::blocks::{cut, int8, nf4, of_file, words};
 use crate::half::{half, has_half};
 use crate::launches::{assert_ours, trace};
 use crate::support::{
     Numbers, cases, counted, cube, data, device, flex, flex64, numbers, on_each_device, on_swiftshader, pattern, relative,
 };
 use bellows_kernels::arena::ArenaOps;
-use bellows_kernels::cube::{launches, shared_memory_works};
+use bellows_kernels::cube::{MOST_DENSE, launches, shared_memory_works};
 use bellows_kernels::maps::{MapOps, Maps};
 use bellows_kernels::operands::Maybe;
 use bellows_kernels::planes::Parts;
-use bellows_kernels::products::{Branch, StoredBranch, StoredMap, StoredWeight};
+use bellows_kernels::products::{Branch, ProductOps, StoredBranch, StoredMap, StoredWeight};
 use bellows_kernels::{Lowering, Places, Precision, set_default_lowering};
+use bellows_weights::BlockType;
 use burn::backend::ops::FloatTensorOps;
 use burn::tensor::{DType, Shape, TensorData};
 use burn_cubecl::CubeBackend;
@@ -271,6 +272,84 @@ fn int8s_have_the_bits_of_dense_weights() {
         assert!(ours.iter().all(|values| values.iter().any(|v| *v != 0.0)));
         let decoded = launched.iter().filter(|(kernel, _)| kernel.contains("dense_kernel")).map(|(_, count)| count).sum::<usize>();
         assert_eq!(decoded, usize::from(bias && onto), "{launched:?}");
+    }
+}
+
+/// How a map's weight is stored.
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Nf4,
+    File(BlockType),
+    /// Read where they lie.
+    Words,
+    /// Beside a bias and what is added to made dense, else read where they lie.
+    Int8,
+}
+
+/// Of a case's maps, which all have other widths, each weight of its kind.
+fn stored(case: &Case, kinds: [Kind; 3], values: Vec<f32>, shape: [usize; 2]) -> StoredWeight<CubeBackend> {
+    let map = case.maps.iter().position(|(out, _)| *out == shape[0]).unwrap();
+    match kinds[map] {
+        Kind::Nf4 => nf4(shape),
+        Kind::File(kind) => of_file(kind, &values, shape),
+        Kind::Words => words(&cut(values), shape),
+        Kind::Int8 => int8(&values, shape).0,
+    }
+}
+
+/// Blocks have the bits of dense weights, after a cast if factors are in f16, and those of all maps become dense in a launch each way, whatever each is stored as.
+fn become_dense_together(case: &Case, kinds: [Kind; 3], precision: Precision) {
+    let packed = |values: Vec<f32>, shape: [usize; 2]| stored(case, kinds, values, shape);
+    let dense = |values: Vec<f32>, shape: [usize; 2]| StoredWeight::Dense(CubeBackend::dense_weight(stored(case, kinds, values, shape)));
+    let [ours, theirs] =
+        [case.run::<CubeBackend>(precision, packed, cube, numbers), case.run::<CubeBackend>(precision, dense, cube, numbers)];
+    assert!(ours == theirs && ours.iter().all(|values| values.iter().any(|v| *v != 0.0)), "{kinds:?}, {precision:?}");
+    let launched = trace(|| case.run::<CubeBackend>(precision, packed, cube, numbers));
+    assert_ours(&launched, &[("dense_kernel", 1 + 1), ("map_kernel", 3 + 3)]);
+}
+
+#[test]
+fn blocks_are_made_dense_together() {
+    if !on_each_device("maps::blocks_are_made_dense_together") {
+        return;
+    }
+    set_default_lowering(Lowering::Gemm);
+    let maps = vec![(43, 0), (20, 0), (24, 0)];
+    let case = Case { rows: 33, input: 256, maps, bias: false, onto: false, held: false, turn: 1, words: false };
+    for precision in [Some(Precision::F32), has_half().then_some(Precision::F16)].into_iter().flatten() {
+        become_dense_together(&case, [Kind::Nf4; 3], precision);
+        become_dense_together(&case, [Kind::File(BlockType::Q4K), Kind::Words, Kind::File(BlockType::Q8_0)], precision);
+    }
+}
+
+/// Rows that are no whole eights, and a map that is dense in one direction alone.
+#[test]
+fn blocks_of_any_maps_are_made_dense_together() {
+    if !on_swiftshader("maps::blocks_of_any_maps_are_made_dense_together") {
+        return;
+    }
+    set_default_lowering(Lowering::Gemm);
+    let case =
+        Case { rows: 33, input: 51, maps: vec![(43, 0), (20, 0), (24, 0)], bias: true, onto: true, held: false, turn: 1, words: false };
+    become_dense_together(&case, [Kind::Int8, Kind::Nf4, Kind::Words], Precision::F32);
+    become_dense_together(&case, [Kind::Int8, Kind::Nf4, Kind::Nf4], Precision::F32);
+}
+
+/// So many values as may be dense at a time are made so in one launch, and a row more each for its own product.
+#[test]
+fn large_blocks_are_made_dense_one_by_one() {
+    if !on_swiftshader("maps::large_blocks_are_made_dense_one_by_one") {
+        return;
+    }
+    set_default_lowering(Lowering::Gemm);
+    let input = 2048;
+    let most = MOST_DENSE / 2 / input;
+    for (out, expected) in [(most, 1), (most + 1, 2)] {
+        let map = || StoredMap { weight: nf4([out, input]), bias: Maybe::None, branch: Branch::Zero };
+        let maps = Maps::<CubeBackend>(vec![map(), map()]);
+        let x = cube(data(1, [5, input]));
+        let launched = trace(|| CubeBackend::maps(x, maps, Maybe::None, Precision::F32));
+        assert_ours(&launched, &[("dense_kernel", expected), ("map_kernel", 2)]);
     }
 }
 

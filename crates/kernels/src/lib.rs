@@ -70,6 +70,7 @@ pub use policy::{KernelError, Lowering, Precision, default_lowering, set_default
 pub use products::{Blocks, Coding, LowRank, Weight, linear, linear_data_grad, linear_weight_grad, reads_bf16};
 pub use reads::note_read;
 pub use rows::{cross_entropy, cross_entropy_loss};
+pub use steps::set_keeps;
 pub use update::{Adam, Segments, Sgd, adam_step, blend, clip_to_norm, sgd_step, sum_of_squares};
 
 /// The processor, for work that no GPU is worth proving for.

@@ -28,8 +28,7 @@ pub trait KernelOps: PlaneOps {
     ///
     /// Joining moves each value once forward and once more in the backward pass, where its gradient is besides cut into the parts'. A matrix product
     /// packs its input anyway, from one tensor as well as from several, and writes an input's gradient by channels, whosever they are. So the graph keeps
-    /// the parts, and each gets a gradient of its own. The results are, to the bit, those of the joined tensor. GPUs, Winograd's method and Burn's own
-    /// convolutions join after all.
+    /// the parts, and each gets a gradient of its own. The results are, to the bit, those of the joined tensor. Winograd's and Burn's own join after all.
     fn conv_joined(#[extension_type] x: Parts<Self>, weight: Float<Self>, config: ConvConfig) -> (Float<Self>, Option<Float<Self>>);
 
     /// `y sigmoid(y)` of the convolution's y: inference, nothing is kept for a backward pass.

@@ -5,6 +5,7 @@
 //! [`crate::autodiff`]) it knows the names, and asks for them: `kept` in the functions here, [`Parents::kept`] in the step.
 
 use std::fmt::{self, Debug, Formatter};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use burn::backend::Backend;
 pub(crate) use burn::backend::tensor::FloatTensor as Float;
@@ -20,6 +21,13 @@ pub(crate) use burn_autodiff::{Autodiff, NodeId};
 
 use crate::meeting::meets;
 use crate::planes::PlaneOps;
+
+static KEEPS: AtomicBool = AtomicBool::new(false);
+
+/// From now on what could be made again in the backward pass is kept: more memory, less to do, the same bits.
+pub fn set_keeps(keeps: bool) {
+    KEEPS.store(keeps, Ordering::Relaxed);
+}
 
 /// The parents of an operation in its backward step, by their numbers.
 pub(crate) struct Parents<'a, const N: usize> {
@@ -111,7 +119,7 @@ pub(crate) fn recorded<B: Backend, C: CheckpointStrategy, const N: usize>(
     finish::<B, _, C, N>(Backward::<B, N>::prepare::<C>(Function(step), parents).compute_bound().stateful(), kept, y)
 }
 
-/// The same of a result that is not kept for other steps, but made `again` of the parents.
+/// The same of a result that is not kept for other steps, but made `again` of the parents; unless all are kept ([`set_keeps`]).
 pub(crate) fn recomputed<B: Backend, C: CheckpointStrategy, const N: usize>(
     parents: [Float<Autodiff<B, C>>; N],
     kept: &[&Float<Autodiff<B, C>>],
@@ -119,6 +127,10 @@ pub(crate) fn recomputed<B: Backend, C: CheckpointStrategy, const N: usize>(
     again: impl Fn([Float<B>; N]) -> Float<B> + Send + 'static,
     step: impl FnOnce(Float<B>, Parents<'_, N>) + Send + 'static,
 ) -> Float<Autodiff<B, C>> {
+    if KEEPS.load(Ordering::Relaxed) {
+        let nodes = parents.each_ref().map(|parent| parent.node());
+        return recorded::<B, C, N>(nodes, kept, operation(parents.map(|parent| parent.into_primitive())), step);
+    }
     let inputs = parents.each_ref().map(|parent| parent.id());
     let again = Function(move |states: &mut BackwardStates, out: NodeId| {
         let y = again(inputs.each_ref().map(|id| states.get_state::<Float<B>>(id)));

@@ -24,9 +24,9 @@ use crate::planes::PlaneOps;
 
 static KEEPS: AtomicBool = AtomicBool::new(false);
 
-/// From now on what could be made again in the backward pass is kept: more memory, less to do, the same bits.
-pub fn set_keeps(keeps: bool) {
-    KEEPS.store(keeps, Ordering::Relaxed);
+/// Whether what could be made again in the backward pass is kept from now on: more memory, less to do, the same bits. Tells whether it was until now.
+pub fn set_keeps(keeps: bool) -> bool {
+    KEEPS.swap(keeps, Ordering::Relaxed)
 }
 
 /// The parents of an operation in its backward step, by their numbers.

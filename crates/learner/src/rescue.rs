@@ -4,7 +4,7 @@
 //! with half the learning rate and without the batches that did it, so that neither the clock changes a number nor the same data comes again. Only
 //! where that checkpoint is damaged, or not there any more, it is the newest one that is intact, whoever chose it.
 //!
-//! A batch that the device has no memory for is cut into parts, and so is every batch of its size and larger after it. Nothing is lost by that: the gradients of the
+//! A batch that the device has no memory for is tried again with less that is kept, if the task knows of any; else it is cut into parts, and so is every batch of its size and larger after it. Nothing is lost by that: the gradients of the
 //! parts are summed, so an update is made of the same samples as before. How far batches are cut is saved before the next attempt, from the
 //! state before the step: should that one take the process with it, a resumed run starts with the smaller parts.
 
@@ -74,12 +74,20 @@ impl<T: Task> Run<T> {
         self.try_save(true)
     }
 
-    /// Cuts batches of that size and larger ones into twice as many parts from here on. The state is that before the step.
+    /// Cuts batches of that size and larger ones into twice as many parts from here on, unless the task can hold less. The state is that before the step.
     ///
     /// # Errors
     /// When a part was a single sample already, or the device cannot be used any more; what is known is saved.
     pub(crate) fn cut_batches(&mut self, task: &T, batch: TooLarge) -> Result<(), LearnError> {
         let TooLarge { shortage: Shortage { reason, lost }, class, samples, files } = batch;
+        if let Some(what) = if lost { None } else { task.hold_less() } {
+            let Counters { epoch, position, .. } = self.state.counters;
+            self.event("oom", json!({ "reason": reason, "files": files, "parts": self.state.counters.parts(class) }));
+            self.release_memory();
+            let message = format!("no memory for batch {} of epoch {}: {reason}; from here on {what}", position + 1, epoch + 1);
+            self.watchers.notify("oom", message);
+            return Ok(());
+        }
         let counters = &mut self.state.counters;
         if samples > 1 {
             counters.halve(class);

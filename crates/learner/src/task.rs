@@ -226,6 +226,12 @@ pub trait Task: Send + Sync {
         None
     }
 
+    /// Lets go of memory that costs no number, if there is any that was not let go of yet, and says what is different from here on. Asked where memory ran out, before
+    /// a batch is cut; of several ranks all have to answer alike.
+    fn hold_less(&self) -> Option<String> {
+        None
+    }
+
     /// What needs less memory, for a user whose device has none for a single sample: the first half of a sentence.
     fn less_memory(&self) -> String {
         "a smaller model needs less".into()

@@ -96,6 +96,28 @@ fn an_update_is_made_of_the_same_samples_in_smaller_parts() {
     }
 }
 
+/// What costs no number goes first: a batch is cut if it does not fit even then, and one that fits is computed whole.
+#[test]
+fn less_is_held_before_a_batch_is_cut() {
+    let run = |shortage: Shortage, update_shortage, spare| {
+        let dir = tempfile::tempdir().unwrap();
+        let toy = Toy { shortage, update_shortage, spare: AtomicBool::new(spare), ..Toy::default() };
+        let mut session = learner_of(toy, dir.path(), config(), &Device::flex());
+        assert_eq!(session.fit(&data()).unwrap(), Outcome::Finished);
+        (tensors(&session), shortages(dir.path()))
+    };
+    let once = |_: usize, samples: &[usize]| {
+        static SHORT_OF: AtomicBool = AtomicBool::new(true);
+        (samples.contains(&17) && SHORT_OF.swap(false, Ordering::SeqCst)).then_some(SHORT)
+    };
+    let (clean, none) = run(|_, _| None, None, false);
+    let (whole, told) = run(once, None, true);
+    assert_eq!((none.len(), told.len(), told[0].1), (0, 1, 1));
+    assert!(whole == clean, "a run that held less from some batch on has other numbers");
+    let (_, told) = run(tight, None, true);
+    assert_eq!(told.iter().map(|(_, parts)| *parts).take(2).collect::<Vec<_>>(), [1, 2]);
+}
+
 /// Where a run with windows of three batches is when `stop` has set its flag: tensors, counters, shortages.
 fn stopped(toy: Toy, stop: impl FnOnce(&mut Learner<Toy>, Arc<AtomicBool>)) -> (Members, Counters, Vec<(u64, u64)>) {
     let mut config = config();

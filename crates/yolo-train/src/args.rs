@@ -8,7 +8,7 @@ use bellows_cli::{
 use bellows_kernels::{Lowering, Precision};
 use bellows_settings::{Kind, Layer};
 use bellows_yolo::bench::Benchmark;
-use bellows_yolo::config::{ABSENT, HALF, SETTINGS, Toggle, TrainConfig};
+use bellows_yolo::config::{ABSENT, Checkpointing, HALF, SETTINGS, Toggle, TrainConfig};
 use bellows_yolo::model::Scale;
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgMatches, Command, value_parser};
@@ -62,6 +62,8 @@ pub(crate) struct BenchmarkArgs {
     pub(crate) what: Benchmark,
     /// How convolutions are computed.
     pub(crate) conv: Lowering,
+    /// Whether what could be kept for the backward pass is made again.
+    pub(crate) gradient_checkpointing: Checkpointing,
     /// Megabytes of parts of a weight gradient on a GPU.
     pub(crate) conv_workspace_mb: usize,
     /// Threads of the CPU; 0 for all.
@@ -106,6 +108,11 @@ pub(crate) fn command() -> Command {
                     option("precision", "As for training: bf16 is --conv bf16, f16 takes --conv gemm on a GPU")
                         .conflicts_with("conv")
                         .value_parser(PossibleValuesParser::new(Precision::ALL.map(Precision::name).into_iter().chain([HALF]))),
+                )
+                .arg(
+                    option("gradient-checkpointing", "As for training; auto is by the memory that the run would take")
+                        .default_value("auto")
+                        .value_parser(PossibleValuesParser::new(["auto", "true", "false"])),
                 )
                 .args(SETTINGS.iter().filter(|s| s.name == WORKSPACE).map(|s| flag(s, &defaults).help_heading(None).value_parser(value_parser!(u32))))
                 .arg(switch("count", "Count what a training step launches on a GPU, instead of timing it"))
@@ -200,6 +207,11 @@ fn benchmark(m: &ArgMatches) -> BenchmarkArgs {
             Some("bf16") => Lowering::Bf16,
             Some(HALF) => Lowering::Gemm,
             _ => text(m, "conv").and_then(|c| c.parse().ok()).unwrap_or_default(),
+        },
+        gradient_checkpointing: match text(m, "gradient-checkpointing").as_deref() {
+            Some("true") => Checkpointing::On(true),
+            Some("false") => Checkpointing::On(false),
+            _ => Checkpointing::Auto,
         },
         conv_workspace_mb: m.get_one::<u32>(WORKSPACE).map_or(TrainConfig::default().conv_workspace_mb, |&mb| mb as usize),
         threads: whole(m, "threads"),

@@ -4,10 +4,13 @@ use std::time::Duration;
 
 use bellows_cli::{Context, Exit, Failure, Signals, Usage, device_of_rank, join_pool, placed, say, say_bounds, say_launches, scratch};
 use bellows_device::{Backend, ProbeOptions, Work, select};
-use bellows_kernels::{Lowering, Precision, cube, processor_choices, processor_has_bf16, processor_level, processor_peak};
+use bellows_kernels::{Lowering, Precision, cube, processor_choices, processor_has_bf16, processor_level, processor_peak, set_keeps};
+use bellows_learner::memory::Place;
 use bellows_yolo::bench::LayerTimes;
-use bellows_yolo::config::{HALF, STRIDE};
+use bellows_yolo::config::{HALF, STRIDE, TrainConfig};
 use bellows_yolo::data::header::MAX_SIDE;
+use bellows_yolo::fit::Question;
+use bellows_yolo::model::YoloConfig;
 
 use crate::args::BenchmarkArgs;
 use crate::run::has_half;
@@ -31,6 +34,8 @@ pub(crate) fn run(args: &BenchmarkArgs, signals: &Signals) -> Result<(), Failure
         has_half(&device)?;
     }
     device.adopt();
+    let keeps = keeps(args, Place::of(&device.device), device.memory);
+    set_keeps(keeps);
     cube::set_workspace_mb(args.conv_workspace_mb);
     let (folder, _taken) = scratch(signals)?;
     if args.count {
@@ -48,6 +53,7 @@ pub(crate) fn run(args: &BenchmarkArgs, signals: &Signals) -> Result<(), Failure
         let mut report = serde_json::to_value(&report).context(Exit::Failed, "the report as JSON")?;
         report["conv"] = device.lowering.name().into();
         report["conv_reason"] = device.lowering_reason.into();
+        report["gradient_checkpointing"] = (!keeps).into();
         report["precision"] = precision.into();
         report["level"] = level.into();
         report["peak_gflops"] = peak.into();
@@ -62,6 +68,7 @@ pub(crate) fn run(args: &BenchmarkArgs, signals: &Signals) -> Result<(), Failure
     }
     let because = device.lowering_reason.as_ref().map(|reason| format!(", because {reason}")).unwrap_or_default();
     say(&format!("convolutions: {}{because}", device.lowering));
+    say(&format!("gradient_checkpointing: {}", !keeps));
     let parts = [("forward", report.forward_s), ("backward", report.backward_s)];
     let exchange = Some(("exchange", report.exchange_s)).filter(|(_, seconds)| *seconds > 0.0);
     let rows = parts.into_iter().chain(exchange).chain([("update", report.update_s), ("step", report.step_s)]);
@@ -81,6 +88,17 @@ pub(crate) fn run(args: &BenchmarkArgs, signals: &Signals) -> Result<(), Failure
     let layers = what.layers(&device.device, device.lowering, device.direct_is_proved()).context(Exit::Failed, "timing the layers")?;
     table(&layers, what.batch, peak.map(|peak| (peak * 1e9, precision)));
     Ok(())
+}
+
+/// Whether a run on such batches would keep what could be made again in the backward pass, where there are so many bytes.
+fn keeps(args: &BenchmarkArgs, place: Place, memory: Option<u64>) -> bool {
+    let what = args.what;
+    let BenchmarkArgs { gradient_checkpointing, .. } = *args;
+    let (imgsz, batch) = (what.imgsz, what.batch.into());
+    let config = TrainConfig { imgsz, batch, nbs: what.batch, workers: 0, gradient_checkpointing, ..TrainConfig::default() };
+    let mut question = Question::new(config, YoloConfig { scale: what.scale, ..YoloConfig::new(what.classes) }, place, &|_| 0.0);
+    question.choose_checkpointing(place.room(memory));
+    question.keeps
 }
 
 /// One row a shape: milliseconds of the three passes, ours and Burn's own, what that is in operations a second, and the share of the most

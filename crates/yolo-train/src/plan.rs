@@ -47,7 +47,7 @@ pub(crate) fn run(matches: &ArgMatches, _signals: &Signals) -> Result<(), Failur
     // Its parameters are made to be counted, on the processor.
     let form = network(&config, classes, channels, &processor())?;
     let mut question = Question::new(config, form, target.place, &cached);
-    let said = question.choose_batch(target.memory);
+    let said = question.choose_batch(target.memory).into_iter().chain(question.choose_checkpointing(target.memory)).collect::<Vec<_>>();
     // A limit is a question here, and no reason to refuse.
     let answer = Answer::new(&question, &target);
     if matches.get_flag("json") {
@@ -84,6 +84,7 @@ fn subject(config: &TrainConfig) -> Result<(usize, usize, Option<TrainingData>),
 /// What there is to say.
 struct Answer {
     plan: Plan,
+    keeps: bool,
     images: usize,
     side: usize,
     room: Option<f64>,
@@ -102,6 +103,7 @@ impl Answer {
         let remedy = short.and_then(|room| question.remedies(room));
         Self {
             plan,
+            keeps: question.keeps,
             images: question.config.batch.images(),
             side: question.config.largest_side(),
             room,
@@ -128,6 +130,7 @@ impl Answer {
         }
         json["peak_gb"] = (self.plan.peak() / 1e9).into();
         json["images_per_s"] = self.images_per_s.into();
+        json["gradient_checkpointing"] = (!self.keeps).into();
         json["batch"] = self.images.into();
         json["imgsz"] = self.side.into();
         json["memory_gb"] = self.room.map(|bytes| bytes / 1e9).into();

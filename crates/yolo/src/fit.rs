@@ -8,8 +8,8 @@ use bellows_learner::memory::{Place, TooLarge, last};
 use burn::tensor::Device;
 
 use crate::checkpoint::{Misfit, scale_of};
-use crate::config::{BatchSize, Cache, OptimizerChoice, STRIDE, Toggle, TrainConfig};
-use crate::memory::Plan;
+use crate::config::{BatchSize, Cache, Checkpointing, OptimizerChoice, STRIDE, Toggle, TrainConfig};
+use crate::memory::{Held, Plan};
 use crate::model::summary::Summary;
 use crate::model::{Scale, Yolo, YoloConfig};
 use crate::source::{TrainingData, form};
@@ -18,6 +18,9 @@ use crate::source::{TrainingData, form};
 const MOST_IMAGES: usize = 1024;
 /// Longest side of images that is.
 const MOST_SIDE: usize = 8192;
+/// Shares of the memory there is within which nothing is made again: of a processor's others have use, and data that were read are kept in it.
+const OF_PROCESSOR: f64 = 0.25;
+const OF_CARD: f64 = 0.5;
 
 /// Why a run is not begun.
 #[derive(Debug, thiserror::Error)]
@@ -64,6 +67,27 @@ pub fn settle(
     Ok(said)
 }
 
+/// Whether a run of settled settings keeps what it could make again in the backward pass (`kernels::set_keeps`), and what there is to say if that was left to it.
+///
+/// # Errors
+/// A model or a weight file that is none.
+pub fn keeps(
+    config: &TrainConfig,
+    data: &TrainingData,
+    device: &Device,
+    memory: Option<u64>,
+    resumed: Option<&Path>,
+) -> Result<(bool, Option<String>), FitError> {
+    if let Checkpointing::On(again) = config.gradient_checkpointing {
+        return Ok((!again, None));
+    }
+    let (place, form) = (Place::of(device), form(config, data.names.len(), data.channels, resumed)?);
+    let cached = |side: usize| data.cache_bytes(side);
+    let mut question = Question::new(config.clone(), form, place, &cached);
+    let said = question.choose_checkpointing(place.room(memory));
+    Ok((question.keeps, said))
+}
+
 /// What there is to say of settled settings on a card whose own memory (bytes, where its driver tells; of ranks that share one, a rank's share) the plan is beyond.
 ///
 /// # Errors
@@ -90,6 +114,8 @@ pub struct Question<'a> {
     pub config: TrainConfig,
     /// It has begun, and keeps all settings that change its numbers.
     pub resumed: bool,
+    /// It keeps for the backward pass what could be made again there.
+    pub keeps: bool,
     form: YoloConfig,
     network: Yolo,
     place: Place,
@@ -99,7 +125,8 @@ pub struct Question<'a> {
 impl<'a> Question<'a> {
     /// A run on a network of this form; `cached` is what its decoded images take in memory, with their long side at so many pixels.
     pub fn new(config: TrainConfig, form: YoloConfig, place: Place, cached: &'a dyn Fn(usize) -> f64) -> Self {
-        Self { config, resumed: false, form, network: form.build(&processor()), place, cached }
+        let keeps = config.gradient_checkpointing == Checkpointing::On(false);
+        Self { config, resumed: false, keeps, form, network: form.build(&processor()), place, cached }
     }
 
     /// The summary of its network for images of their largest side.
@@ -109,7 +136,8 @@ impl<'a> Question<'a> {
 
     /// What it will hold.
     pub fn plan(&self) -> Plan {
-        self.planned(&self.summary(), &self.config)
+        let gradient_checkpointing = if self.keeps { Checkpointing::On(false) } else { self.config.gradient_checkpointing };
+        self.planned(&self.summary(), &TrainConfig { gradient_checkpointing, ..self.config.clone() })
     }
 
     /// The same, held against the limit that is set.
@@ -152,6 +180,26 @@ impl<'a> Question<'a> {
         said
     }
 
+    /// Lets a run that was left to choose keep what it could make again, if the memory there is (bytes, where known) is plenty for it, and tells so. Ranks make it
+    /// again: what is free may differ from one to the other, and where memory runs out all have to do the same.
+    pub fn choose_checkpointing(&mut self, memory: Option<f64>) -> Option<String> {
+        if self.config.gradient_checkpointing != Checkpointing::Auto || self.config.ranks > 1 {
+            return None;
+        }
+        let share = match self.place {
+            Place::Processor => OF_PROCESSOR,
+            Place::Card => OF_CARD,
+        };
+        let plenty = memory? * share;
+        let room = self.config.memory_limit.map_or(plenty, |limit| plenty.min(limit * 1e9));
+        let kept = TrainConfig { gradient_checkpointing: Checkpointing::On(false), ..self.config.clone() };
+        let planned = self.planned(&self.summary(), &kept).peak();
+        self.keeps = planned <= room;
+        let said =
+            || format!("gradient_checkpointing: auto keeps everything, {:.2} GB are planned of {:.2}", planned / 1e9, plenty / share / 1e9);
+        self.keeps.then(said)
+    }
+
     /// The most images of a batch that fit into `bytes`; 0 if not even one does.
     pub fn most_images(&self, bytes: f64) -> usize {
         self.images(&self.network, &self.config, bytes, MOST_IMAGES)
@@ -162,7 +210,8 @@ impl<'a> Question<'a> {
         self.imgsz(&self.network, &self.config, bytes, MOST_SIDE)
     }
 
-    /// Flags with which the run would fit into `bytes`, each set of them planned. First come those that change no number: decoded images on the disk, fewer workers.
+    /// Flags with which the run would fit into `bytes`, each set of them planned. First come those that change no number: to make again what was to be kept, decoded images
+    /// on the disk, fewer workers.
     /// Then, unless it has begun, smaller batches, of which `nbs` makes updates of as many images; smaller images, down to half their side; smaller models; and all of
     /// it together. `None` if none would do.
     pub fn remedies(&self, bytes: f64) -> Option<String> {
@@ -193,8 +242,9 @@ impl<'a> Question<'a> {
         // What `auto` stands for depends on the data: as long as it is not known, it is what takes more.
         let moments = if config.optimizer == OptimizerChoice::SGD { 1 } else { 2 };
         let images = config.batch.images();
-        let kept = (moments, accumulates(config));
-        Plan::new(summary, self.place, images, [self.form.channels, config.largest_side()], kept, workers, cache)
+        let remade = config.gradient_checkpointing == Checkpointing::On(false);
+        let held = Held { moments, accumulates: accumulates(config), remade };
+        Plan::new(summary, self.place, images, [self.form.channels, config.largest_side()], held, workers, cache)
     }
 
     fn images(&self, network: &Yolo, config: &TrainConfig, bytes: f64, most: usize) -> usize {
@@ -213,18 +263,23 @@ impl<'a> Question<'a> {
         STRIDE * last(most / STRIDE, |n| fits(&TrainConfig { imgsz: n * STRIDE, ..config.clone() }))
     }
 
-    /// Its settings, with decoded images out of the memory that is short.
+    /// Its settings, with decoded images out of the memory that is short, and nothing kept that can be made again.
     fn leaner(&self) -> TrainConfig {
         let moves = self.place == Place::Processor && self.config.cache == Cache::Ram;
-        TrainConfig { cache: if moves { Cache::Disk } else { self.config.cache }, ..self.config.clone() }
+        let gradient_checkpointing = match self.config.gradient_checkpointing {
+            Checkpointing::On(false) => Checkpointing::On(true),
+            other => other,
+        };
+        TrainConfig { cache: if moves { Cache::Disk } else { self.config.cache }, gradient_checkpointing, ..self.config.clone() }
     }
 
-    /// Settings that fit and change no number: on a card there are none.
+    /// Settings that fit and change no number: on a card at most what is kept.
     fn with_the_same_numbers(&self, bytes: f64) -> Option<TrainConfig> {
         let (leaner, summary) = (self.leaner(), self.summary());
         let with = |workers: usize| TrainConfig { workers, ..leaner.clone() };
         let most = last(self.config.workers + 1, |n| self.planned(&summary, &with(n - 1)).peak() <= bytes);
-        (self.place == Place::Processor && most > 0).then(|| with(most - 1))
+        let differs = self.place == Place::Processor || leaner.gradient_checkpointing != self.config.gradient_checkpointing;
+        (differs && most > 0).then(|| with(most - 1))
     }
 
     /// Settings that fit and are of another run.
@@ -287,6 +342,7 @@ impl<'a> Question<'a> {
     fn flags(&self, trial: &TrainConfig) -> String {
         let (own, images) = (&self.config, trial.batch.images());
         let flags = [
+            (trial.gradient_checkpointing != own.gradient_checkpointing, "--gradient-checkpointing true".to_owned()),
             (trial.cache != own.cache, "--cache disk".to_owned()),
             (trial.workers != own.workers, format!("--workers {}", trial.workers)),
             (images != own.batch.images(), format!("--batch {images}")),
@@ -338,6 +394,7 @@ mod tests {
         let (mut config, words) = (config.clone(), flags.split_whitespace().collect::<Vec<_>>());
         for pair in words.chunks(2) {
             match pair {
+                ["--gradient-checkpointing", "true"] => config.gradient_checkpointing = Checkpointing::On(true),
                 ["--cache", "disk"] => config.cache = Cache::Disk,
                 ["--workers", n] => config.workers = n.parse().unwrap(),
                 ["--batch", n] => config.batch = n.parse::<usize>().unwrap().into(),
@@ -424,6 +481,38 @@ mod tests {
         let card = Question::new(config.clone(), form, Place::Card, &images);
         assert_eq!(card.plan().cache, 0.0, "images are in the machine's memory");
         assert_eq!(card.remedies(2.2e9).as_deref(), Some("--batch 8"));
+    }
+
+    #[test]
+    fn what_could_be_made_again_is_kept_where_memory_is_plenty() {
+        let kept = |place, config: TrainConfig, memory: Option<f64>| {
+            let mut asked = on(place, config);
+            let said = asked.choose_checkpointing(memory);
+            assert_eq!(said.is_some(), asked.keeps && asked.config.gradient_checkpointing == Checkpointing::Auto, "{said:?}");
+            asked.keeps
+        };
+        let with = |gradient_checkpointing| TrainConfig { gradient_checkpointing, ..small() };
+        let peak = |place| on(place, with(Checkpointing::On(false))).plan().peak();
+        for (place, share) in [(Place::Processor, 0.25), (Place::Card, 0.5)] {
+            let least = peak(place) / share;
+            assert_eq!([0.99, 1.01].map(|times| kept(place, small(), Some(times * least))), [false, true], "{place:?}");
+            assert_eq!([true, false].map(|again| kept(place, with(Checkpointing::On(again)), Some(1e15))), [false, true]);
+            assert!(!kept(place, small(), None), "nobody knows how much there is");
+            let limited = |limit: f64| TrainConfig { memory_limit: Some(limit * peak(place) / 1e9), ..small() };
+            assert_eq!([0.99, 1.01].map(|limit| kept(place, limited(limit), Some(1e15))), [false, true]);
+        }
+        assert!(!kept(Place::Card, TrainConfig { ranks: 2, ..small() }, Some(1e15)), "ranks have to choose alike");
+    }
+
+    #[test]
+    fn what_is_kept_is_the_first_to_go() {
+        for place in [Place::Processor, Place::Card] {
+            let asked = on(place, TrainConfig { gradient_checkpointing: Checkpointing::On(false), ..small() });
+            let less = on(place, TrainConfig { gradient_checkpointing: Checkpointing::On(true), ..small() }).plan().peak();
+            assert!(asked.plan().peak() > 1.2 * less);
+            assert_eq!(asked.remedies(less).as_deref(), Some("--gradient-checkpointing true"), "{place:?}");
+            assert!(asked.remedies(0.9 * less).is_some_and(|flags| flags.starts_with("--gradient-checkpointing true --batch ")));
+        }
     }
 
     #[test]

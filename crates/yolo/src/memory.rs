@@ -1,7 +1,7 @@
 //! What training a detector holds in memory, from its convolutions alone: asked before anything is allocated.
 //!
 //! Of each convolution with its normalisation the output is kept for the backward pass, and nothing else is (`kernels::autodiff`): what
-//! normalisation and SiLU make of it is made again. Beside that come, for a moment, normalised outputs on their way to the next layer and
+//! normalisation and SiLU make of it is made again, unless it is kept too (`gradient_checkpointing`). Beside that come, for a moment, normalised outputs on their way to the next layer and
 //! gradients on their way back, and in a pool wait blocks of every size that was ever needed at once. All of it grows with the sum of the
 //! convolutions' outputs; how many bytes an output takes was measured (docs/memory.md).
 
@@ -13,15 +13,26 @@ use crate::model::summary::Summary;
 
 /// Bytes of a value.
 const F32: f64 = 4.0;
-/// Values that are kept of an output.
-const KEPT: f64 = 1.0;
+/// Values that are kept of an output, and those that need not be made again then. Measured: what nothing reads in the backward pass is not there.
+const KEPT: [f64; 2] = [1.0, 0.82];
 /// Copies of the parameters beside the weights: their average, the gradients, momentum, what an update is made in before the old goes, and a checkpoint on
 /// its way to the disk; values that come and go for an output; bytes of the program: its code, its threads, its tables. Measured.
 const PROCESSOR: [f64; 3] = [7.2, 0.23, 53e6];
-/// Cards join the maps that a convolution reads side by side, and keep a step's blocks for the next. So did processors once, and held this.
+/// Cards keep a step's blocks for the next. So did processors once, which joined the maps that a convolution reads side by side, too, and held this.
 const CARD: [f64; 3] = [9.7, 0.48, 42e6];
 /// Batches that a worker may have ready or in hand (`learner::Loader`).
 const AHEAD: usize = 3;
+
+/// What a run holds beside its weights and the outputs of its convolutions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// Moments of each parameter.
+    pub moments: usize,
+    /// The sum of gradients, for an update is of those of several batches.
+    pub accumulates: bool,
+    /// What could be made again in the backward pass.
+    pub remade: bool,
+}
 
 /// The memory of a run, bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -30,7 +41,7 @@ pub struct Plan {
     pub weights: f64,
     /// Averages, gradients and their sum, moments, and an update in the making.
     pub optimizer: f64,
-    /// Outputs of convolutions, kept for the backward pass.
+    /// Outputs of convolutions, kept for the backward pass, and what is made of them, if that is too.
     pub activations: f64,
     /// What comes and goes.
     pub workspace: f64,
@@ -40,13 +51,13 @@ pub struct Plan {
 
 impl Plan {
     /// Batches of so many images of `channels` x `imgsz` x `imgsz`, through a network of this summary at that size; made by so many workers; `cache` is
-    /// what `cache: ram` holds. The optimizer keeps so many moments, and `accumulates` says that an update is of the gradients of several batches.
+    /// what `cache: ram` holds.
     pub fn new(
         summary: &Summary,
         place: Place,
         batch: usize,
         [channels, imgsz]: [usize; 2],
-        (moments, accumulates): (usize, bool),
+        held: Held,
         workers: usize,
         cache: f64,
     ) -> Self {
@@ -55,7 +66,7 @@ impl Plan {
             Place::Card => CARD,
         };
         // What was measured has one moment and one batch an update. Neither processors nor cards change a moment in place, for an update may be refused.
-        let copies = copies + 2.0 * (moments as f64 - 1.0) + f64::from(u8::from(accumulates));
+        let copies = copies + 2.0 * (held.moments as f64 - 1.0) + f64::from(u8::from(held.accumulates));
         let outputs: usize = summary.convolutions.iter().map(|convolution| convolution.outputs()).sum();
         let (outputs, parameters) = ((batch * outputs) as f64, summary.parameters as f64);
         let images = (batch * channels * imgsz * imgsz) as f64;
@@ -64,7 +75,7 @@ impl Plan {
         Self {
             weights: F32 * parameters,
             optimizer: F32 * copies * parameters,
-            activations: F32 * KEPT * outputs,
+            activations: F32 * (KEPT[0] + if held.remade { KEPT[1] } else { 0.0 }) * outputs,
             workspace: program + F32 * moving * outputs + of_images,
             cache,
         }
@@ -93,9 +104,11 @@ mod tests {
     use super::*;
     use crate::model::{Scale, YoloConfig};
 
+    const LEAST: Held = Held { moments: 1, accumulates: false, remade: false };
+
     fn plan(scale: Scale, batch: usize, imgsz: usize) -> Plan {
         let model = YoloConfig { scale, ..YoloConfig::new(4) }.init(0, &Device::flex());
-        Plan::new(&model.summary(imgsz, imgsz), Place::Processor, batch, [3, imgsz], (1, false), 1, 0.0)
+        Plan::new(&model.summary(imgsz, imgsz), Place::Processor, batch, [3, imgsz], LEAST, 1, 0.0)
     }
 
     #[test]
@@ -112,10 +125,20 @@ mod tests {
     fn moments_and_the_sum_of_a_window_are_held_beside_the_parameters() {
         let summary = YoloConfig::new(4).init(0, &Device::flex()).summary(320, 320);
         for place in [Place::Processor, Place::Card] {
-            let held = |moments, accumulates| Plan::new(&summary, place, 4, [3, 320], (moments, accumulates), 1, 0.0).peak();
+            let held =
+                |moments, accumulates| Plan::new(&summary, place, 4, [3, 320], Held { moments, accumulates, ..LEAST }, 1, 0.0).peak();
             let more = [held(2, false), held(1, true), held(2, true)].map(|peak| (peak - held(1, false)) / summary.parameters as f64);
             assert_eq!(more.map(f64::round), [8.0, 4.0, 12.0], "bytes a parameter");
         }
+    }
+
+    #[test]
+    fn what_need_not_be_made_again_is_held_beside_the_outputs() {
+        let summary = YoloConfig::new(4).init(0, &Device::flex()).summary(320, 320);
+        let [less, more] = [false, true].map(|remade| Plan::new(&summary, Place::Card, 4, [3, 320], Held { remade, ..LEAST }, 1, 0.0));
+        assert!(
+            (more.activations / less.activations - 1.82).abs() < 1e-9 && more.peak() - less.peak() == more.activations - less.activations
+        );
     }
 
     #[test]

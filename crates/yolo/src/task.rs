@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-use bellows_kernels::images;
+use bellows_kernels::{images, set_keeps};
 use bellows_learner::{
     Draw, EvalContext, Evaluation, Group, Layout, Rng, Role, RunFile, Stage, StepOutput, Stopwatch, Task, TaskError, Unreadable,
     epoch_order,
@@ -218,6 +218,12 @@ impl Task for DetectionTask {
 
     fn sample_names(&self, batch: &Batch) -> Vec<String> {
         batch.names.clone()
+    }
+
+    fn hold_less(&self) -> Option<String> {
+        set_keeps(false).then(|| {
+            "what normalisations write is made again in the backward pass (gradient_checkpointing), and no number is another".into()
+        })
     }
 
     fn less_memory(&self) -> String {

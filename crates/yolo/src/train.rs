@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use bellows_exit::{Coded, Exit};
+use bellows_kernels::set_keeps;
 use bellows_learner::memory::Place;
 use bellows_learner::{EvalContext, Identity, Interrupted, LearnError, Learner, Outcome, Role, RunFile, Shared, TaskError};
 use bellows_runs::{RunDir, RunDirError};
@@ -21,7 +22,7 @@ use crate::data::sampler::{ends, epoch_length};
 use crate::data::stages::Stages;
 use crate::data::{DataError, Item};
 use crate::export::{About, iso_date, to_pt};
-use crate::fit::{FitError, settle, warning};
+use crate::fit::{FitError, keeps, settle, warning};
 use crate::in_code::{checked, of_files};
 use crate::model::{Yolo, YoloConfig};
 use crate::page::Page;
@@ -113,7 +114,8 @@ impl Training {
     /// `memory` is the device's, in bytes, where known (of ranks that share a card, a rank's share); `resumed` the directory of a run that [`Learner::resume`] will go on with, as every rank knows it.
     ///
     /// How convolutions are computed is the process's: `conv` and `precision` bf16 say it to whoever chooses a device, as `ProbeOptions { lowering: Some(config.lowering()?), .. }`
-    /// of `bellows_device`, and hold once what was chosen is adopted (`Selected::adopt`).
+    /// of `bellows_device`, and hold once what was chosen is adopted (`Selected::adopt`). So is what is kept for backward passes (`gradient_checkpointing`), which
+    /// is settled here.
     ///
     /// # Errors
     /// Settings that break a rule ([`TrainConfig::validate`]: `imgsz`, too, is rounded where settings are read and not here), f16 on a processor, settings that are of files with data defined in code. Weights that do not fit, a run directory that cannot be used, data that were not decoded, or more memory than `memory_limit`, before anything is built.
@@ -136,8 +138,10 @@ impl Training {
         if data.is_to_be_decoded(&config) {
             return Err(TrainError::Undecoded);
         }
-        let said =
-            settle(&mut config, &data, device, memory, resumed)?.into_iter().chain(warning(&config, &data, device, memory, resumed)?);
+        let settled = settle(&mut config, &data, device, memory, resumed)?;
+        let (kept, of_kept) = keeps(&config, &data, device, memory, resumed)?;
+        set_keeps(kept);
+        let said = settled.into_iter().chain(of_kept).chain(warning(&config, &data, device, memory, resumed)?);
         let TrainingData { train, train_sizes, val, names, channels, weights, labels, range, fingerprint, folders, order, shards, .. } =
             data;
         // What was measured is from here on a setting: it is recorded, and judged by and resumed with.

@@ -3,7 +3,7 @@
 use crate::support::{self, Case, case, cube, device, on_swiftshader, settle};
 use bellows_kernels::cube::{Launches, launches, most_at_launches, set_workspace_bytes};
 use bellows_kernels::ops::KernelOps;
-use bellows_kernels::{ConvConfig, Lowering, conv2d};
+use bellows_kernels::{ConvConfig, Lowering, NormStep, add, batch_norm_silu, conv2d, conv2d_for_norm, set_keeps};
 use burn::tensor::{Device, DeviceKind, Distribution, Tensor};
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
@@ -79,6 +79,39 @@ fn training_with_gemm_launches_no_convolution() {
     let image = Tensor::<4>::random([1, 3, 16, 16], Distribution::Default, &device);
     let launched = trace(|| conv2d(image, w.clone(), None, config).sum().backward());
     assert_eq!(products(&launched), 1 + 1, "{launched:?}");
+}
+
+/// What is kept is not made again, and every gradient has the bits that it has where it is: an image of more than 768 KB that is normalised, a sum with another, and
+/// a convolution of both side by side.
+#[test]
+fn what_is_kept_is_not_made_again() {
+    if !on_swiftshader("launches::what_is_kept_is_not_made_again") {
+        return;
+    }
+    let device = Device::vulkan(DeviceKind::Cpu).autodiff();
+    let made_up = |stream, shape: [usize; 4]| Tensor::<4>::from_data(support::data(stream, shape), &device).require_grad();
+    let (x, w, mix) = (made_up(1, [1, 8, 160, 160]), made_up(2, [8, 8, 1, 1]), made_up(3, [8, 16, 1, 1]));
+    let channels = |value: f32| Tensor::<1>::full([8], value, &device);
+    let config = ConvConfig::new(1, 0, Lowering::Gemm);
+    let step = NormStep { epsilon: 1e-3, silu: true, momentum: 0.1 };
+    let normed = |y| batch_norm_silu(y, channels(1.0), channels(0.0), [channels(0.0), channels(1.0)], step).output;
+    let run = |keeps: bool| {
+        assert_eq!(set_keeps(keeps), !keeps);
+        let mut found = Vec::new();
+        let launched = trace(|| {
+            let y = normed(conv2d_for_norm(vec![x.clone()], w.clone(), config));
+            let sum = add(y.clone(), x.clone());
+            let grads = normed(conv2d_for_norm(vec![y, sum], mix.clone(), config)).sum().backward();
+            found = [&x, &w, &mix].map(|leaf| leaf.grad(&grads).unwrap().into_data().to_vec::<f32>().unwrap()).into();
+        });
+        let of = |name: &str| launched.iter().filter(|(kernel, _)| kernel.contains(name)).map(|(_, count)| count).sum::<usize>();
+        (found, [of("norm_output_kernel"), of("AddOp")])
+    };
+    set_keeps(true);
+    let (again, kept) = (run(false), run(true));
+    // Sums of gradients are made either way.
+    assert_eq!((again.1[0], kept.1[0], again.1[1] - kept.1[1]), (3, 2, 1), "{:?} {:?}", again.1, kept.1);
+    assert!(again.0 == kept.0 && again.0.iter().flatten().any(|&v| v != 0.0));
 }
 
 pub(crate) fn in_use(client: &cubecl::client::Client) -> u64 {

@@ -69,6 +69,8 @@ pub struct Toy {
     pub name: fn(usize) -> String,
     /// What is told of each number of a gradient in the middle of the backward pass, if anything is.
     pub told: Option<fn(f32) -> f32>,
+    /// There is memory that can be let go of, until it is.
+    pub spare: AtomicBool,
     /// So many swaps the exchange of this rank has made: all of a gradient is told, and the pass waits for its sum.
     pub swaps: Option<Arc<AtomicUsize>>,
     /// The samples of every batch and part that was made.
@@ -104,6 +106,7 @@ impl Default for Toy {
             swaps: None,
             made: Mutex::default(),
             update_shortage: None,
+            spare: AtomicBool::new(false),
             closing: false,
             planned: Mutex::default(),
             pause: Duration::ZERO,
@@ -145,6 +148,10 @@ impl Task for Toy {
     fn plan(&self, draw: Draw) -> Option<Vec<Vec<usize>>> {
         self.planned.lock().unwrap().push(draw.epochs);
         None
+    }
+
+    fn hold_less(&self) -> Option<String> {
+        self.spare.swap(false, Ordering::SeqCst).then(|| "the toy is made again".into())
     }
 
     fn is_closing(&self, _draw: Draw) -> bool {

@@ -74,6 +74,47 @@ impl Kind for Cache {
     }
 }
 
+/// Whether what could be kept for the backward pass is made again there, as `kernels::set_keeps` says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Value", into = "Value")]
+pub enum Checkpointing {
+    /// Unless there is plenty of memory; a run finds out when it begins, and each time it goes on.
+    Auto,
+    /// Yes or no.
+    On(bool),
+}
+
+impl TryFrom<Value> for Checkpointing {
+    type Error = String;
+
+    fn try_from(value: Value) -> Result<Self, String> {
+        match value {
+            Value::Bool(on) => Ok(Self::On(on)),
+            Value::String(s) if s == "auto" => Ok(Self::Auto),
+            _ => Err("it must be auto, true or false".into()),
+        }
+    }
+}
+
+impl From<Checkpointing> for Value {
+    fn from(checkpointing: Checkpointing) -> Self {
+        match checkpointing {
+            Checkpointing::Auto => Self::from("auto"),
+            Checkpointing::On(on) => Self::from(on),
+        }
+    }
+}
+
+impl Kind for Checkpointing {
+    fn value_name() -> String {
+        "auto|true|false".into()
+    }
+
+    fn read(text: &str) -> Value {
+        switch_or(text, String::read)
+    }
+}
+
 /// Which optimizer is asked for; the case of its letters does not matter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String")]

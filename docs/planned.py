@@ -1,5 +1,6 @@
 """Prints what both programs plan to hold beside what a benchmark holds, as a table: planned.py FOLDER_OF_THE_PROGRAMS [llm] [yolo] [cards]."""
 
+import itertools
 import json
 import subprocess
 import sys
@@ -61,14 +62,15 @@ if "llm" in SECTIONS:
             f"{plan['tokens_per_s']:.0f}", f"{report['tokens_per_s']:.0f}")
 
 if "yolo" in SECTIONS:
-    row("model", "images x pixels", "planned, GB", "held, GB", "off by")
-    row(*["---"] * 5)
-    for model, batch, imgsz in YOLO:
-        report = run("yolo-train", "benchmark", "--model", model, "--batch", batch, "--imgsz", imgsz, "--steps", 1)
+    row("model", "images x pixels", "gradient checkpointing", "planned, GB", "held, GB", "off by")
+    row(*["---"] * 6)
+    for (model, batch, imgsz), checkpointing in itertools.product(YOLO, ["true", "false"]):
+        report = run("yolo-train", "benchmark", "--model", model, "--batch", batch, "--imgsz", imgsz, "--steps", 1,
+                     "--gradient-checkpointing", checkpointing)
         # The sample has four classes, as the benchmark, which has SGD and one batch an update.
         plan = run("yolo-train", "plan", "--model", f"yolov8{model}", "--batch", batch, "--imgsz", imgsz, "--workers", 1, "--device", "cpu",
-                   "--data", "datasets/thermal-sample.yaml", "--optimizer", "SGD", "--nbs", batch)
-        row(f"YOLOv8{model}", f"{batch} x {imgsz}", *against(plan["peak_gb"], held(report)))
+                   "--data", "datasets/thermal-sample.yaml", "--optimizer", "SGD", "--nbs", batch, "--gradient-checkpointing", checkpointing)
+        row(f"YOLOv8{model}", f"{batch} x {imgsz}", checkpointing, *against(plan["peak_gb"], held(report)))
 
 if "cards" in SECTIONS:
     for card in CARDS:

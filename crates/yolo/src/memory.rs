@@ -18,7 +18,7 @@ const KEPT: [f64; 2] = [1.0, 0.82];
 /// Copies of the parameters beside the weights: their average, the gradients, momentum, what an update is made in before the old goes, and a checkpoint on
 /// its way to the disk; values that come and go for an output; bytes of the program: its code, its threads, its tables. Measured.
 const PROCESSOR: [f64; 3] = [7.2, 0.23, 53e6];
-/// Cards keep a step's blocks for the next. So did processors once, which joined the maps that a convolution reads side by side, too, and held this.
+/// Cards keep a step's blocks for the next. So did processors once, and held this while they joined the maps that a convolution reads side by side.
 const CARD: [f64; 3] = [9.7, 0.48, 42e6];
 /// Batches that a worker may have ready or in hand (`learner::Loader`).
 const AHEAD: usize = 3;

@@ -433,7 +433,8 @@ mod tests {
                 0,
                 1.0,
             );
-            workgroups(&product, &small_block(&product, true))
+            let block = small_block(&product, true);
+            product.m.div_ceil(block.rows as usize) * product.n.div_ceil(block.cols as usize)
         };
         assert_eq!([small(8, 896), small(4864, 8)], [14, 76]);
     }

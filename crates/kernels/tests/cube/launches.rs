@@ -102,7 +102,7 @@ fn what_is_kept_is_not_made_again() {
             let y = normed(conv2d_for_norm(vec![x.clone()], w.clone(), config));
             let sum = add(y.clone(), x.clone());
             let grads = normed(conv2d_for_norm(vec![y, sum], mix.clone(), config)).sum().backward();
-            found = [&x, &w, &mix].map(|leaf| leaf.grad(&grads).unwrap().into_data().to_vec::<f32>().unwrap()).into();
+            found = [&x, &w, &mix].map(|leaf| leaf.grad(&grads).unwrap().into_data().try_into_vec_as::<f32>().unwrap()).into();
         });
         let of = |name: &str| launched.iter().filter(|(kernel, _)| kernel.contains(name)).map(|(_, count)| count).sum::<usize>();
         (found, [of("norm_output_kernel"), of("AddOp")])

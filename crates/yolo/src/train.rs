@@ -184,9 +184,8 @@ impl Training {
             val: val.clone(),
             pictures: config.plots,
         };
-        // What the file says that a run began with is in no setting. Another one in its place gives a run nothing, and no licence either.
+        // What the file says that a run began with is in no setting.
         let identity = identity(&config, [&fingerprint, &folders, &order]).with("network", format!("{form:?}"));
-        let identity = identity.with("licence of the weights that it began with (--model)", license.clone());
         let mut learner = Learner::new(task, model, device, config.learner()?, dir, identity)?;
         if config.tensorboard {
             learner.tensorboard();

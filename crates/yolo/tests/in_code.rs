@@ -11,9 +11,7 @@ use bellows_runs::RunDir;
 use bellows_yolo::boxes::Label;
 use bellows_yolo::config::{Cache, Sampler, TrainConfig};
 use bellows_yolo::data::{Frame, Item};
-use bellows_yolo::export::to_weights;
-use bellows_yolo::model::YoloConfig;
-use bellows_yolo::{Preprocessing, TrainError, Training, TrainingData};
+use bellows_yolo::{TrainError, Training, TrainingData};
 use burn::data::dataset::InMemDataset;
 use burn::tensor::Device;
 
@@ -111,24 +109,4 @@ fn items_that_cannot_be_used_are_left_out_by_name() {
         assert!(told.contains(fault), "no {fault} in {told}");
     }
     assert_eq!(told.lines().count(), 4, "{told}");
-}
-
-/// Nothing else of such a file would be in what the run makes.
-#[test]
-fn a_run_does_not_go_on_with_the_licence_of_a_file_that_it_did_not_begin_with() {
-    let (device, runs) = (Device::flex(), tempfile::tempdir().unwrap());
-    let (run, file) = (runs.path().join("run"), runs.path().join("other.safetensors"));
-    let data = || data(&["a", "b", "c", "d"].map(item));
-    assert_eq!(begin(data(), settings(), runs.path()).unwrap().run().unwrap().outcome, Outcome::Finished);
-    let go_on = |license: Option<&str>| {
-        let names = ["a", "b"].map(String::from);
-        let bytes = to_weights(&YoloConfig::new(2).init(1, &device), &names, SIDE, &Preprocessing::default(), None, license).unwrap();
-        std::fs::write(&file, bytes).unwrap();
-        let config = TrainConfig { model: file.display().to_string(), ..settings() };
-        let mut training = Training::new(data(), config, &device, None, RunDir::open(&run).unwrap(), Some(&run)).unwrap();
-        training.learner().resume().map_err(|error| error.to_string())
-    };
-    let error = go_on(Some("AGPL-3.0")).unwrap_err();
-    assert!(error.contains("the licence of the weights that it began with (--model) has changed"), "{error}");
-    assert_eq!(go_on(None), Ok(()));
 }

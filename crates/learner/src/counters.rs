@@ -169,6 +169,11 @@ impl Counters {
         1_usize.checked_shl(self.halvings(class)).unwrap_or(usize::MAX)
     }
 
+    /// Whether batches of any size are cut.
+    pub(crate) fn cuts(&self) -> bool {
+        self.splits.values().any(|split| *split > 0) || self.split > 0
+    }
+
     /// Cuts batches of this class and larger ones into twice as many parts.
     pub(crate) fn halve(&mut self, class: usize) {
         let split = self.halvings(class) + 1;

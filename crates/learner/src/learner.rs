@@ -281,6 +281,10 @@ impl<T: Task> Learner<T> {
             self.first_event("defaults", defaults.into());
         }
         self.run.turn_state_to(&checkpoint)?;
+        // Memory ran out before: that it did not suffice for all that was held may be why the device was lost.
+        if self.run.state.counters.cuts() {
+            self.task.hold_less();
+        }
         self.run.export_missing(&self.task, &checkpoint)?;
         // The logs ask for their part when training begins; the weights are in the state, beside which the old ones were for a moment.
         checkpoint.members.retain(|name, _| !name.ends_with(".safetensors"));
@@ -293,6 +297,7 @@ impl<T: Task> Learner<T> {
     /// Cuts batches into twice as many parts as so far, as is done when the device's memory runs out; `reason` is for the log. For a caller who
     /// has seen a process die of that.
     pub fn cut_batches(&mut self, reason: &str) {
+        self.task.hold_less();
         let counters = &mut self.run.state.counters;
         counters.halve_all();
         let parts = counters.parts(0);

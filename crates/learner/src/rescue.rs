@@ -82,7 +82,7 @@ impl<T: Task> Run<T> {
         let TooLarge { shortage: Shortage { reason, lost }, class, samples, files } = batch;
         if let Some(what) = if lost { None } else { task.hold_less() } {
             let Counters { epoch, position, .. } = self.state.counters;
-            self.event("oom", json!({ "reason": reason, "files": files, "parts": self.state.counters.parts(class) }));
+            self.event("oom", json!({ "reason": reason, "files": files, "parts": self.state.counters.parts(class), "less": what }));
             self.release_memory();
             let message = format!("no memory for batch {} of epoch {}: {reason}; from here on {what}", position + 1, epoch + 1);
             self.watchers.notify("oom", message);

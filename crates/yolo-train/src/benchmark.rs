@@ -5,9 +5,10 @@ use std::time::Duration;
 use bellows_cli::{Context, Exit, Failure, Signals, Usage, device_of_rank, join_pool, placed, say, say_bounds, say_launches, scratch};
 use bellows_device::{Backend, ProbeOptions, Work, select};
 use bellows_kernels::{Lowering, Precision, cube, processor_choices, processor_has_bf16, processor_level, processor_peak, set_keeps};
+use bellows_learner::bench::ranks;
 use bellows_learner::memory::Place;
 use bellows_yolo::bench::LayerTimes;
-use bellows_yolo::config::{HALF, STRIDE, TrainConfig};
+use bellows_yolo::config::{HALF, OptimizerChoice, STRIDE, TrainConfig};
 use bellows_yolo::data::header::MAX_SIDE;
 use bellows_yolo::fit::Question;
 use bellows_yolo::model::YoloConfig;
@@ -34,7 +35,9 @@ pub(crate) fn run(args: &BenchmarkArgs, signals: &Signals) -> Result<(), Failure
         has_half(&device)?;
     }
     device.adopt();
-    let keeps = keeps(args, Place::of(&device.device), device.memory);
+    // Started by mpirun or srun, or with torchrun's variables, this is a rank of several, which time their steps together.
+    let others = placed(PATIENCE)?;
+    let keeps = keeps(args, ranks(&others), Place::of(&device.device), device.memory);
     set_keeps(keeps);
     cube::set_workspace_mb(args.conv_workspace_mb);
     let (folder, _taken) = scratch(signals)?;
@@ -42,8 +45,7 @@ pub(crate) fn run(args: &BenchmarkArgs, signals: &Signals) -> Result<(), Failure
         let counted = what.count(&device.device, &folder)?;
         return say_launches(&counted, what.half, args.json);
     }
-    // Started by mpirun or srun, or with torchrun's variables, this is a rank of several, which time their steps together.
-    let report = what.run(&device.device, &folder, placed(PATIENCE)?)?;
+    let report = what.run(&device.device, &folder, others)?;
     let in_bf16 = device.lowering == Lowering::Bf16 && processor_has_bf16();
     let precision = if in_bf16 { Precision::Bf16 } else { Precision::F32 };
     let level = (device.backend == Backend::Flex.name()).then(|| processor_level(precision));
@@ -91,11 +93,13 @@ pub(crate) fn run(args: &BenchmarkArgs, signals: &Signals) -> Result<(), Failure
 }
 
 /// Whether a run on such batches would keep what could be made again in the backward pass, where there are so many bytes.
-fn keeps(args: &BenchmarkArgs, place: Place, memory: Option<u64>) -> bool {
+fn keeps(args: &BenchmarkArgs, ranks: usize, place: Place, memory: Option<u64>) -> bool {
     let what = args.what;
     let BenchmarkArgs { gradient_checkpointing, .. } = *args;
     let (imgsz, batch) = (what.imgsz, what.batch.into());
-    let config = TrainConfig { imgsz, batch, nbs: what.batch, workers: 0, gradient_checkpointing, ..TrainConfig::default() };
+    let optimizer = OptimizerChoice::SGD;
+    let config =
+        TrainConfig { imgsz, batch, ranks, optimizer, nbs: what.batch, workers: 0, gradient_checkpointing, ..TrainConfig::default() };
     let mut question = Question::new(config, YoloConfig { scale: what.scale, ..YoloConfig::new(what.classes) }, place, &|_| 0.0);
     question.choose_checkpointing(place.room(memory));
     question.keeps

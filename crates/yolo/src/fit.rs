@@ -81,10 +81,12 @@ pub fn keeps(
     if let Checkpointing::On(again) = config.gradient_checkpointing {
         return Ok((!again, None));
     }
-    let (place, form) = (Place::of(device), form(config, data.names.len(), data.channels, resumed)?);
-    let cached = |side: usize| data.cache_bytes(side);
-    let mut question = Question::new(config.clone(), form, place, &cached);
-    let said = question.choose_checkpointing(place.room(memory));
+    let place = Place::of(device);
+    let Some(room) = place.room(memory).filter(|_| config.ranks == 1) else { return Ok((false, None)) };
+    // Decoded images are there by now, and not in what is free.
+    let (form, none) = (form(config, data.names.len(), data.channels, resumed)?, |_: usize| 0.0);
+    let mut question = Question::new(config.clone(), form, place, &none);
+    let said = question.choose_checkpointing(Some(room));
     Ok((question.keeps, said))
 }
 
@@ -242,8 +244,7 @@ impl<'a> Question<'a> {
         // What `auto` stands for depends on the data: as long as it is not known, it is what takes more.
         let moments = if config.optimizer == OptimizerChoice::SGD { 1 } else { 2 };
         let images = config.batch.images();
-        let remade = config.gradient_checkpointing == Checkpointing::On(false);
-        let held = Held { moments, accumulates: accumulates(config), remade };
+        let held = Held { moments, accumulates: accumulates(config), keeps: config.gradient_checkpointing == Checkpointing::On(false) };
         Plan::new(summary, self.place, images, [self.form.channels, config.largest_side()], held, workers, cache)
     }
 

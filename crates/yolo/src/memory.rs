@@ -31,7 +31,7 @@ pub struct Held {
     /// The sum of gradients, for an update is of those of several batches.
     pub accumulates: bool,
     /// What could be made again in the backward pass.
-    pub remade: bool,
+    pub keeps: bool,
 }
 
 /// The memory of a run, bytes.
@@ -75,7 +75,7 @@ impl Plan {
         Self {
             weights: F32 * parameters,
             optimizer: F32 * copies * parameters,
-            activations: F32 * (KEPT[0] + if held.remade { KEPT[1] } else { 0.0 }) * outputs,
+            activations: F32 * (KEPT[0] + if held.keeps { KEPT[1] } else { 0.0 }) * outputs,
             workspace: program + F32 * moving * outputs + of_images,
             cache,
         }
@@ -104,7 +104,7 @@ mod tests {
     use super::*;
     use crate::model::{Scale, YoloConfig};
 
-    const LEAST: Held = Held { moments: 1, accumulates: false, remade: false };
+    const LEAST: Held = Held { moments: 1, accumulates: false, keeps: false };
 
     fn plan(scale: Scale, batch: usize, imgsz: usize) -> Plan {
         let model = YoloConfig { scale, ..YoloConfig::new(4) }.init(0, &Device::flex());
@@ -135,7 +135,7 @@ mod tests {
     #[test]
     fn what_need_not_be_made_again_is_held_beside_the_outputs() {
         let summary = YoloConfig::new(4).init(0, &Device::flex()).summary(320, 320);
-        let [less, more] = [false, true].map(|remade| Plan::new(&summary, Place::Card, 4, [3, 320], Held { remade, ..LEAST }, 1, 0.0));
+        let [less, more] = [false, true].map(|keeps| Plan::new(&summary, Place::Card, 4, [3, 320], Held { keeps, ..LEAST }, 1, 0.0));
         assert!(
             (more.activations / less.activations - 1.82).abs() < 1e-9 && more.peak() - less.peak() == more.activations - less.activations
         );

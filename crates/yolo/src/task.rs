@@ -17,7 +17,7 @@ use burn::tensor::module::interpolate;
 use burn::tensor::ops::{InterpolateMode, InterpolateOptions};
 use burn::tensor::{Device, FloatDType, Tensor};
 
-use crate::config::{STRIDE, TrainConfig};
+use crate::config::{Checkpointing, STRIDE, TrainConfig};
 use crate::data::batch::{collate, multi_scale, readable};
 use crate::data::sampler::{epoch_length, epoch_samples};
 use crate::data::stages::{Stages, TimedReads, timed};
@@ -228,7 +228,8 @@ impl Task for DetectionTask {
 
     fn less_memory(&self) -> String {
         let multi_scale = if self.config.multi_scale { ", no --multi-scale" } else { "" };
-        format!("a smaller --imgsz{multi_scale}, a lower --conv-workspace-mb or a smaller model needs less")
+        let again = if self.config.gradient_checkpointing == Checkpointing::On(true) { "" } else { ", --gradient-checkpointing true" };
+        format!("a smaller --imgsz{multi_scale}{again}, a lower --conv-workspace-mb or a smaller model needs less")
     }
 
     fn inspect(&self, batch: &Batch, draw: Draw, position: usize) -> Vec<RunFile> {

@@ -3,13 +3,15 @@
 
 use std::cell::RefCell;
 use std::path::Path;
+use std::process::Command;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use bellows_learner::{Notice, Observer, Outcome};
+use bellows_kernels::set_keeps;
+use bellows_learner::{Notice, Observer, Outcome, Task};
 use bellows_runs::RunDir;
 use bellows_yolo::boxes::Label;
-use bellows_yolo::config::{Cache, Sampler, TrainConfig};
+use bellows_yolo::config::{Cache, Checkpointing, Sampler, TrainConfig};
 use bellows_yolo::data::{Frame, Item};
 use bellows_yolo::{TrainError, Training, TrainingData};
 use burn::data::dataset::InMemDataset;
@@ -109,4 +111,28 @@ fn items_that_cannot_be_used_are_left_out_by_name() {
         assert!(told.contains(fault), "no {fault} in {told}");
     }
     assert_eq!(told.lines().count(), 4, "{told}");
+}
+
+/// What is kept for backward passes changes no number, and is the process's: asked in one of its own, where nobody else sets it.
+#[test]
+fn what_a_run_keeps_changes_no_number() {
+    const CHILD: &str = "BELLOWS_KEEPS_CHILD";
+    if std::env::var_os(CHILD).is_none() {
+        let mut child = Command::new(std::env::current_exe().unwrap());
+        let output = child.args(["in_code::what_a_run_keeps_changes_no_number", "--exact"]).env(CHILD, "1").output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && text.contains("1 passed"), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
+        return;
+    }
+    let weights = [false, true].map(|again| {
+        let runs = tempfile::tempdir().unwrap();
+        set_keeps(again);
+        let config = TrainConfig { gradient_checkpointing: Checkpointing::On(again), ..settings() };
+        let mut training = begin(data(&["a", "b", "c", "d"].map(item)), config, runs.path()).unwrap();
+        assert_eq!(training.learner().task().hold_less().is_some(), !again, "not set by the run, or not let go of");
+        set_keeps(!again);
+        assert_eq!(training.run().unwrap().outcome, Outcome::Finished);
+        std::fs::read(runs.path().join("run/weights/last.safetensors")).unwrap()
+    });
+    assert!(weights[0] == weights[1]);
 }

@@ -47,7 +47,8 @@ pub enum Pass {
 }
 
 /// Channels of maps side by side, zeros behind the last.
-pub type Maps = [usize; MOST_PARTS];
+pub type Maps = [usize; 5];
+const _: () = assert!(size_of::<Maps>() == MOST_PARTS * size_of::<usize>());
 
 /// Maps as a convolution reads them in training: of more than have a place the last ones are joined.
 pub fn side_by_side(channels: &[usize]) -> Maps {
@@ -62,9 +63,10 @@ pub fn side_by_side(channels: &[usize]) -> Maps {
 /// channels side by side.
 ///
 /// # Panics
-/// If the shapes do not fit each other.
+/// If the shapes do not fit each other, or several maps are to be read in groups.
 pub fn classes_of(pass: Pass, x: [usize; 4], channels: &[usize], w: [usize; 4], config: &ConvConfig) -> Vec<Class> {
     let g = Geometry::new(x, w, &config.to_burn());
+    assert!(channels.iter().sum::<usize>() == x[1] && (g.groups == 1 || channels.len() == 1), "maps of {channels:?} channels for {x:?}");
     let each = |class: &dyn Fn(usize) -> Class| channels.iter().map(|channels| class(channels / g.groups)).collect();
     match pass {
         Pass::Forward => vec![Class::of(g.group_out(), g.images * g.pixels_out(), g.groups)],
@@ -90,14 +92,19 @@ struct Map {
 }
 
 impl Map {
+    /// All of x.
+    fn alone(x: CubeTensor) -> Self {
+        Self { channels: dims4(&x)[1], pixels: Pixels::new(x), first: 0 }
+    }
+
     /// Those of x that have a channel; they are joined if groups may reach over several.
     fn all(x: Vec<CubeTensor>, groups: usize) -> Vec<Self> {
         let x = if groups == 1 { x } else { vec![join::<CubeBackend>(x)] };
         let mut end = 0;
         let map = |x: CubeTensor| {
-            let channels = dims4(&x)[1];
-            end += channels;
-            Self { pixels: Pixels::new(x), first: end - channels, channels }
+            let map = Self { first: end, ..Self::alone(x) };
+            end += map.channels;
+            map
         };
         x.into_iter().map(map).filter(|map| map.channels > 0).collect()
     }
@@ -152,10 +159,8 @@ pub(crate) fn forward(x: CubeTensor, w: CubeTensor, bias: Option<CubeTensor>, si
         return zeros(&x, shape, x.dtype);
     }
     let y = empty(&x, shape, x.dtype);
-    let (w, bias) = (into_contiguous(w), bias.map(into_contiguous));
-    for map in Map::all(vec![x], g.groups) {
-        Product { silu, ..forward_product(&g, &map) }.run(&w, map.tensor(), bias.as_ref(), &y);
-    }
+    let (x, w, bias) = (Map::alone(x), into_contiguous(w), bias.map(into_contiguous));
+    Product { silu, ..forward_product(&g, &x) }.run(&w, x.tensor(), bias.as_ref(), &y);
     y
 }
 
@@ -171,8 +176,8 @@ pub(crate) fn forward_moments(x: Vec<CubeTensor>, w: CubeTensor, options: &ConvO
     let images: Vec<&CubeTensor> = maps.iter().map(Map::tensor).collect();
     let moments = Product::run_moments(&products, &w, &images, &y);
     if moments.is_none() {
-        let x = join::<CubeBackend>(maps.into_iter().map(|map| map.pixels.tensor).collect());
-        return (forward(x, w, None, false, options), None);
+        let x = Map::alone(join::<CubeBackend>(maps.into_iter().map(|map| map.pixels.tensor).collect()));
+        forward_product(&g, &x).run(&w, x.tensor(), None, &y);
     }
     (y, moments)
 }
@@ -218,14 +223,18 @@ pub(crate) fn data_grad(dy: CubeTensor, w: CubeTensor, channels: &[usize], input
         let residues: Vec<Member<'_>> = products.into_iter().map(|product| Member::new(product, &w, &dy.tensor, dx)).collect();
         members.extend(residues.iter().map(|residue| residue.sized_as(&residues[0])));
     }
-    // The residues of stride 2 are one launch; more make a kernel that takes a driver long to compile.
+    run_by_fours(&members);
+    dx
+}
+
+/// Four in a launch, as the residues of stride 2 and most maps are: more make a kernel that takes a driver long to compile.
+fn run_by_fours(members: &[Member<'_>]) {
     for members in members.chunks(4) {
         match members {
             [alone] => alone.run(),
             _ => run_group(members[0].product.name, members),
         }
     }
-    dx
 }
 
 /// The products of the gradient of some channels of x, one for each residue of the stride.
@@ -302,10 +311,7 @@ pub(crate) fn weight_grad(
     let dw = empty(&dy.tensor, shape, DType::F32);
     whole.in_parts(&dw, |parts| {
         let members: Vec<Member<'_>> = maps.iter().map(|map| Member::new(of_map(map), &dy.tensor, map.tensor(), parts)).collect();
-        match &members[..] {
-            [alone] => alone.run(),
-            _ => run_group(whole.name, &members),
-        }
+        run_by_fours(&members);
     });
     dw
 }

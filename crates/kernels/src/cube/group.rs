@@ -14,6 +14,7 @@ use super::direct::direct_sums;
 use super::geometry::MAX_GRID;
 use super::launch::address_type;
 use super::matmul::Product;
+use super::packing::Packing;
 use super::product::{no_sums, part_at, room, shared_sums, write};
 use super::trace::{note, note_room};
 
@@ -157,8 +158,9 @@ fn together(name: &'static str, members: &[Member<'_>]) -> bool {
     }
     for member in members {
         member.product.check(member.a, member.b, None, member.c);
+        let plain = member.product.b.packing == Packing::Plain && !member.block.bias;
         assert!(
-            member.types() == first.types() && member.depth() == first.depth(),
+            plain && member.types() == first.types() && member.depth() == first.depth(),
             "{name}: {:?} beside {:?}",
             member.product,
             first.product

@@ -176,6 +176,7 @@ fn only_device_and_kernels_name_a_backend_and_only_a_few_files_are_unsafe() {
         "crates/kernels/src/buffers/heap.rs",
         "crates/kernels/src/buffers/pooled.rs",
         "crates/kernels/src/attention/cube.rs",
+        "crates/kernels/src/cube/group.rs",
         "crates/kernels/src/cube/join.rs",
         "crates/kernels/src/cube/launch.rs",
         "crates/kernels/src/cube/matmul.rs",

@@ -54,11 +54,16 @@ pub(crate) fn proofs(shapes: &[Shape]) -> Vec<Proof> {
     }
     let of_batch = |(shape, pass): (Shape, Pass)| {
         let [least, of_run] = shape.counts();
-        let classes = shape.classes(pass, of_run);
-        let fewest = (least..=of_run).find(|&count| shape.classes(pass, count) == classes)?;
-        Some(Proof::new(shape, pass, fewest, true))
+        let classes = move |count| shape.classes(pass, count);
+        // The blocks of maps side by side do not change at one batch. A weight's sums are cut by the batch: there it is the run's alone.
+        let begins = move |&count: &usize| match pass {
+            Pass::Weight => classes(count) == classes(of_run),
+            Pass::Forward | Pass::Input => count > least && classes(count) != classes(count - 1),
+        };
+        let most = if pass == Pass::Weight { 1 } else { usize::MAX };
+        (least..=of_run).filter(begins).take(most).map(move |count| Proof::new(shape, pass, count, true))
     };
-    let mut more: Vec<Proof> = each().filter_map(of_batch).collect();
+    let mut more: Vec<Proof> = each().flat_map(of_batch).collect();
     more.sort_by_key(|proof| proof.shape.flops() * proof.count);
     for proof in more {
         if !all.iter().any(|known| known.shares_a_kernel(&proof)) {

@@ -31,7 +31,7 @@ use crate::operands::Maybe;
 use crate::planes::Parts;
 use crate::policy::{Lowering, default_lowering};
 use crate::products::{Branch, Coded, Low, StoredBranch, StoredMap, StoredWeight};
-use crate::products::{are_few, as_factor, dense, factors, few_rows, in_words, rounded};
+use crate::products::{are_few, as_factor, factors, few_rows, in_words, made_dense, rounded};
 use crate::shapes::expect;
 
 /// Whether our kernels take these.
@@ -275,7 +275,7 @@ impl Settled {
         let (maps, matrices): (Vec<usize>, Vec<Coded<'_>>) = blocks.unzip();
         let mut made = vec![None; self.weights.len()];
         if matrices.iter().map(Coded::count).sum::<usize>() <= MOST_DENSE {
-            for (i, matrix) in maps.into_iter().zip(dense(&matrices, factors(precision, DType::F32))) {
+            for (i, matrix) in maps.into_iter().zip(made_dense(&matrices, factors(precision, DType::F32))) {
                 made[i] = Some(matrix);
             }
         }

@@ -103,7 +103,7 @@ impl<'a> Coded<'a> {
 
 /// Matrices of blocks made dense in one launch, in f32 or 16 bits, and in one memory, which is there as long as any of them.
 #[expect(unsafe_code, reason = "see SAFETY")]
-pub(crate) fn dense(matrices: &[Coded<'_>], dtype: DType) -> Vec<CubeTensor> {
+pub(crate) fn made_dense(matrices: &[Coded<'_>], dtype: DType) -> Vec<CubeTensor> {
     const NAME: &str = "dense_kernel";
     let Some(first) = matrices.first() else { return Vec::new() };
     let (mut starts, mut end) = (Vec::new(), 0usize);
@@ -152,7 +152,7 @@ pub(crate) fn as_factor(weight: &StoredWeight<CubeBackend>, dtype: DType) -> Cub
         StoredWeight::Dense(weight) => weight.clone(),
         StoredWeight::Blocks { codes, scales, form, shape } => {
             let matrix = Coded { codes, scales, storage: Storage::of(*form), shape: *shape };
-            dense(&[matrix], if is_image_type(dtype) { dtype } else { DType::F32 }).remove(0)
+            made_dense(&[matrix], if is_image_type(dtype) { dtype } else { DType::F32 }).remove(0)
         }
     }
 }

@@ -31,7 +31,7 @@ use burn_flex::FlexTensor;
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-pub(crate) use cube::{Coded, as_factor, dense, factors, in_words, rounded};
+pub(crate) use cube::{Coded, as_factor, factors, in_words, made_dense, rounded};
 pub(crate) use cube_few::{Low, are_few, few_rows};
 pub(crate) use multiply::multiply;
 pub(crate) use operand::{Operand, Stored, Term};

@@ -126,8 +126,13 @@ fn the_recipe_for_a_card_of_six_gigabytes_fits_it() {
         expect_code(&mut yolo_train(dir.path(), &asked), code)
     };
     let text = std::fs::read_to_string(recipe).unwrap();
-    for (model, said) in [("yolov8n", "says 1.6 GB of 6.4"), ("yolov8n-p2", "(yolov8n-p2: 2.6)")] {
-        let planned = json(&plan(&["--model", model], 0).0);
+    for (model, again, said) in [
+        ("yolov8n", "auto", "says 2.4 GB of 6.4"),
+        ("yolov8n-p2", "auto", "(yolov8n-p2: 3.9)"),
+        ("yolov8n", "true", "slower, 1.6 "),
+        ("yolov8n-p2", "true", " 1.6 (2.6)"),
+    ] {
+        let planned = json(&plan(&["--model", model, "--gradient-checkpointing", again], 0).0);
         assert_eq!((&planned["fits"], &planned["batch"], &planned["imgsz"]), (&Value::Bool(true), &16.into(), &640.into()), "{planned}");
         let peak = planned["peak_gb"].as_f64().unwrap();
         assert!(peak < 6.0 && said.contains(&format!("{peak:.1}")) && text.contains(said), "{model}: {peak} GB, and not: {said}");

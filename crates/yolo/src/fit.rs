@@ -18,9 +18,8 @@ use crate::source::{TrainingData, form};
 const MOST_IMAGES: usize = 1024;
 /// Longest side of images that is.
 const MOST_SIDE: usize = 8192;
-/// Shares of the memory there is within which nothing is made again: of a processor's others have use, and data that were read are kept in it.
-const OF_PROCESSOR: f64 = 0.25;
-const OF_CARD: f64 = 0.6;
+/// The share of a card's memory within which nothing is made again: as much as `batch: -1` fills.
+const PLENTY: f64 = 0.6;
 
 /// Why a run is not begun.
 #[derive(Debug, thiserror::Error)]
@@ -81,12 +80,11 @@ pub fn keeps(
     if let Checkpointing::On(again) = config.gradient_checkpointing {
         return Ok((!again, None));
     }
-    let place = Place::of(device);
-    let Some(room) = place.room(memory).filter(|_| config.ranks == 1) else { return Ok((false, None)) };
-    // Decoded images are there by now, and not in what is free.
+    let (Place::Card, Some(bytes)) = (Place::of(device), memory.filter(|_| config.ranks == 1)) else { return Ok((false, None)) };
+    // Decoded images are in the machine's memory.
     let (form, none) = (form(config, data.names.len(), data.channels, resumed)?, |_: usize| 0.0);
-    let mut question = Question::new(config.clone(), form, place, &none);
-    let said = question.choose_checkpointing(Some(room));
+    let mut question = Question::new(config.clone(), form, Place::Card, &none);
+    let said = question.choose_checkpointing(Some(bytes as f64));
     Ok((question.keeps, said))
 }
 
@@ -182,23 +180,20 @@ impl<'a> Question<'a> {
         said
     }
 
-    /// Lets a run that was left to choose keep what it could make again, if the memory there is (bytes, where known) is plenty for it, and tells so. Ranks make it
-    /// again: what is free may differ from one to the other, and where memory runs out all have to do the same.
+    /// Lets a run that was left to choose keep what it could make again, if the memory of its card (bytes, where known) is plenty for it, and tells so. A processor's
+    /// has other uses. Ranks make it again: what there is may differ from one to the other, and where memory runs out all have to do the same.
     pub fn choose_checkpointing(&mut self, memory: Option<f64>) -> Option<String> {
-        if self.config.gradient_checkpointing != Checkpointing::Auto || self.config.ranks > 1 {
+        if self.config.gradient_checkpointing != Checkpointing::Auto || self.config.ranks > 1 || self.place == Place::Processor {
             return None;
         }
-        let share = match self.place {
-            Place::Processor => OF_PROCESSOR,
-            Place::Card => OF_CARD,
-        };
-        let plenty = memory? * share;
+        let plenty = PLENTY * memory?;
         let room = self.config.memory_limit.map_or(plenty, |limit| plenty.min(limit * 1e9));
         let kept = TrainConfig { gradient_checkpointing: Checkpointing::On(false), ..self.config.clone() };
         let planned = self.planned(&self.summary(), &kept).peak();
         self.keeps = planned <= room;
-        let said =
-            || format!("gradient_checkpointing: auto keeps everything, {:.2} GB are planned of {:.2}", planned / 1e9, plenty / share / 1e9);
+        let said = || {
+            format!("gradient_checkpointing: auto keeps everything, {:.2} GB are planned of {:.2}", planned / 1e9, plenty / PLENTY / 1e9)
+        };
         self.keeps.then(said)
     }
 
@@ -493,14 +488,14 @@ mod tests {
             asked.keeps
         };
         let with = |gradient_checkpointing| TrainConfig { gradient_checkpointing, ..small() };
-        let peak = |place| on(place, with(Checkpointing::On(false))).plan().peak();
-        for (place, share) in [(Place::Processor, 0.25), (Place::Card, 0.6)] {
-            let least = peak(place) / share;
-            assert_eq!([0.99, 1.01].map(|times| kept(place, small(), Some(times * least))), [false, true], "{place:?}");
+        let peak = on(Place::Card, with(Checkpointing::On(false))).plan().peak();
+        assert_eq!([0.99, 1.01].map(|times| kept(Place::Card, small(), Some(times * peak / 0.6))), [false, true]);
+        let limited = |limit: f64| TrainConfig { memory_limit: Some(limit * peak / 1e9), ..small() };
+        assert_eq!([0.99, 1.01].map(|limit| kept(Place::Card, limited(limit), Some(1e15))), [false, true]);
+        assert!(!kept(Place::Card, small(), None), "nobody knows how much there is");
+        assert!(!kept(Place::Processor, small(), Some(1e15)), "a processor's memory has other uses");
+        for place in [Place::Processor, Place::Card] {
             assert_eq!([true, false].map(|again| kept(place, with(Checkpointing::On(again)), Some(1e15))), [false, true]);
-            assert!(!kept(place, small(), None), "nobody knows how much there is");
-            let limited = |limit: f64| TrainConfig { memory_limit: Some(limit * peak(place) / 1e9), ..small() };
-            assert_eq!([0.99, 1.01].map(|limit| kept(place, limited(limit), Some(1e15))), [false, true]);
         }
         assert!(!kept(Place::Card, TrainConfig { ranks: 2, ..small() }, Some(1e15)), "ranks have to choose alike");
     }

@@ -144,8 +144,8 @@ settings! {
         precision: String = Precision::F32.name().into();
         /// Most memory in GB (10^9 bytes) that a run (each of its processes) may take; one that is planned to take more is refused before it begins
         memory_limit: Option<f64> = None;
-        /// Make again in the backward pass what normalisations, SiLU and sums wrote, instead of keeping it: auto (unless there is plenty of memory), true or false
-        /// the numbers are the same; a step that keeps it is some 5 % shorter and holds about 40 % more: auto keeps it where all that is planned is a quarter of a processor's free memory at most, or 0.6 of a card's
+        /// Make again in the backward pass what normalisations, SiLU and sums wrote, instead of keeping it: auto (unless a card has plenty of memory), true or false
+        /// the numbers are the same; a step that keeps it is some 5 % shorter and holds about 40 % more: auto keeps it where all that is planned is 0.6 of a card's memory at most
         gradient_checkpointing: Checkpointing = Checkpointing::Auto;
         /// Threads that decode and augment; 0 uses the training thread
         workers: usize = 8;

@@ -4,9 +4,10 @@
 //! with half the learning rate and without the batches that did it, so that neither the clock changes a number nor the same data comes again. Only
 //! where that checkpoint is damaged, or not there any more, it is the newest one that is intact, whoever chose it.
 //!
-//! A batch that the device has no memory for is tried again with less that is kept, if the task knows of any; else it is cut into parts, and so is every batch of its size and larger after it. Nothing is lost by that: the gradients of the
-//! parts are summed, so an update is made of the same samples as before. How far batches are cut is saved before the next attempt, from the
-//! state before the step: should that one take the process with it, a resumed run starts with the smaller parts.
+//! A batch that the device has no memory for is tried again with less that is kept, if the task knows of any; else it is cut into parts, and so
+//! is every batch of its size and larger after it. Nothing is lost by that: the gradients of the parts are summed, so an update is made of the
+//! same samples as before. How far batches are cut is saved before the next attempt, from the state before the step: should that one take the
+//! process with it, a resumed run starts with the smaller parts.
 
 use bellows_runs::{Latest, LoadError};
 use serde_json::json;

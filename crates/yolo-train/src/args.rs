@@ -110,7 +110,7 @@ pub(crate) fn command() -> Command {
                         .value_parser(PossibleValuesParser::new(Precision::ALL.map(Precision::name).into_iter().chain([HALF]))),
                 )
                 .arg(
-                    option("gradient-checkpointing", "As for training; auto is by the memory that the run would take")
+                    option("gradient-checkpointing", "As for training: auto is by the memory of a card")
                         .default_value("auto")
                         .value_parser(PossibleValuesParser::new(["auto", "true", "false"])),
                 )

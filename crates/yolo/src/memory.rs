@@ -1,9 +1,9 @@
 //! What training a detector holds in memory, from its convolutions alone: asked before anything is allocated.
 //!
-//! Of each convolution with its normalisation the output is kept for the backward pass, and nothing else is (`kernels::autodiff`): what
-//! normalisation and SiLU make of it is made again, unless it is kept too (`gradient_checkpointing`). Beside that come, for a moment, normalised outputs on their way to the next layer and
-//! gradients on their way back, and in a pool wait blocks of every size that was ever needed at once. All of it grows with the sum of the
-//! convolutions' outputs; how many bytes an output takes was measured (docs/memory.md).
+//! Of each convolution with its normalisation the output is kept for the backward pass, and nothing else is (`kernels::autodiff`): what normalisation and
+//! SiLU make of it is made again, unless it is kept too (`gradient_checkpointing`). Beside that come, for a moment, normalised outputs on their way to
+//! the next layer and gradients on their way back, and in a pool wait blocks of every size that was ever needed at once. All of it grows with the sum of
+//! the convolutions' outputs; how many bytes an output takes was measured (docs/memory.md).
 
 use bellows_learner::memory::Place;
 

@@ -8,12 +8,12 @@
 //! weight gradient  dW [co/g, depth] = sum over images of  dY X^^T
 //! ```
 //!
-//! No columns are written: the product reads the image in their places ([`Gather`]). The gradient of the input gathers too: the pixels of x
-//! with the same residue modulo the stride are reached by the same taps, so that for each residue dX is an ordinary convolution of dY
-//! with those taps turned round; those of stride 2 are one launch. The weight gradient of a 1x1 convolution of stride 1 is a product of x itself. Groups are batches of the product. Where x is several
-//! maps side by side, the forward pass adds up what each gives, and their gradients, or what each has of dW, are products of one launch: nothing is joined or cut. Tensors of any
-//! strides are read in place where rows and columns of an image step evenly (which covers NCHW and NHWC); results are contiguous NCHW. The pixels of
-//! all images are one axis of the product.
+//! No columns are written: the product reads the image in their places ([`Gather`]). The gradient of the input gathers too: the pixels of x with the same
+//! residue modulo the stride are reached by the same taps, so that for each residue dX is an ordinary convolution of dY with those taps turned round;
+//! those of stride 2 are one launch. The weight gradient of a 1x1 convolution of stride 1 is a product of x itself. Groups are batches of the product.
+//! Where x is several maps side by side, the forward pass adds up what each gives, and their gradients, or what each has of dW, are products of one
+//! launch: nothing is joined or cut. Tensors of any strides are read in place where rows and columns of an image step evenly (which covers NCHW and
+//! NHWC); results are contiguous NCHW. The pixels of all images are one axis of the product.
 //! The parts of a weight gradient are the only extra memory.
 
 use super::block::Gather;

@@ -75,7 +75,7 @@ impl Conv {
             B::float_reshape(db, Shape::new([co]))
         });
         if parents.wants(0) {
-            let x = Parts(x.into_iter().map(|x| parents.kept::<B>(x)).collect());
+            let x = Parts(x.iter().map(|&x| parents.kept::<B>(x)).collect());
             parents.give::<B>(0, || {
                 let dw = B::conv_weight_grad(x, dy.clone(), kernel, config);
                 told::<B>(weight, &dw);
@@ -84,8 +84,14 @@ impl Conv {
         }
         if (1..bias).any(|part| parents.wants(part)) {
             let weight = parents.kept::<B>(weight);
-            let dx = B::conv_data_grad(dy, weight, channels, input, config);
-            dx.0.into_iter().zip(1..).for_each(|(dx, part)| parents.give::<B>(part, || dx));
+            // A tensor that is there twice is given the second by addition.
+            let first = |part: usize| !x[..part].contains(&x[part]);
+            let held = (0..x.len()).filter(|&part| first(part)).filter_map(|part| Some((part, parents.held::<B>(1 + part)?)));
+            let (of, held) = held.unzip();
+            let dx = B::conv_data_grad_onto(dy, weight, channels, input, config, Parts(held), of);
+            for (part, dx) in dx.0.into_iter().enumerate() {
+                if first(part) { parents.put::<B>(1 + part, dx) } else { parents.give::<B>(1 + part, || dx) }
+            }
         }
     }
 }

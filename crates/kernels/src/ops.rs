@@ -8,7 +8,7 @@ use burn::backend::backend_extension;
 use burn::backend::tensor::FloatTensor as Float;
 
 use crate::operands::{ConvConfig, Maybe, NormChannels, NormGrads, NormOutput, NormStep};
-use crate::planes::{Parts, PlaneOps, cut, join};
+use crate::planes::{Parts, PlaneOps, added, cut, join};
 use crate::portable;
 
 /// Convolution and normalisation, fused where it pays.
@@ -39,6 +39,20 @@ pub trait KernelOps: PlaneOps {
     /// Gradient of x, the transposed convolution of dy, in parts of so many `channels`. `input` is x's (H, W), which the stride leaves open.
     fn conv_data_grad(dy: Float<Self>, weight: Float<Self>, channels: Vec<usize>, input: [usize; 2], config: ConvConfig) -> Parts<Self> {
         Parts(cut::<Self>(portable::conv_data_grad::<Self>(dy, weight, input, config), &channels))
+    }
+
+    /// The same with `held` added to parts `of`, each to one.
+    #[allow(clippy::too_many_arguments)]
+    fn conv_data_grad_onto(
+        dy: Float<Self>,
+        weight: Float<Self>,
+        channels: Vec<usize>,
+        input: [usize; 2],
+        config: ConvConfig,
+        #[extension_type] held: Parts<Self>,
+        of: Vec<usize>,
+    ) -> Parts<Self> {
+        added::<Self>(Self::conv_data_grad(dy, weight, channels, input, config), held, of)
     }
 
     /// Gradient of the weight, f32: x, which is `x` side by side, correlated with dy, which in half precision is [`HALF_GRADIENTS`](crate::HALF_GRADIENTS) times too large.

@@ -47,11 +47,24 @@ impl<const N: usize> Parents<'_, N> {
         self.checkpointer.retrieve_node_output::<Float<B>>(id)
     }
 
+    /// What another of our steps has given a parent, taken from it: what it is given now is to be put in its place.
+    pub(crate) fn held<B: Backend>(&mut self, parent: usize) -> Option<Float<B>> {
+        let node = self.ops.parents.get(parent)?.as_ref()?;
+        (node.order > 0 && meets(node.id)).then(|| self.grads.consume::<B>(node))
+    }
+
+    /// Gives a parent its gradient, if one is asked for, where nothing is held.
+    pub(crate) fn put<B: Backend>(&mut self, parent: usize, grad: Float<B>) {
+        if let Some(Some(node)) = self.ops.parents.get(parent) {
+            self.grads.register::<B>(node.id, grad);
+        }
+    }
+
     /// Gives a parent its gradient, if one is asked for: what `make` makes of that which another of our steps has given it, or of nothing.
     pub(crate) fn give_onto<B: Backend>(&mut self, parent: usize, make: impl FnOnce(Option<Float<B>>) -> Float<B>) {
-        if let Some(Some(node)) = self.ops.parents.get(parent) {
-            let held = (node.order > 0 && meets(node.id)).then(|| self.grads.consume::<B>(node));
-            self.grads.register::<B>(node.id, make(held));
+        if self.wants(parent) {
+            let held = self.held::<B>(parent);
+            self.put::<B>(parent, make(held));
         }
     }
 

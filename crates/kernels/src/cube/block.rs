@@ -45,6 +45,8 @@ pub(crate) struct Block {
     pub(crate) bias: bool,
     /// Apply `y * sigmoid(y)` at the end.
     pub(crate) silu: bool,
+    /// Add what C holds.
+    pub(crate) onto: bool,
     /// B is read from an image.
     pub(crate) gather: Option<Gather>,
     /// C's columns are pixels that are not neighbours.
@@ -148,6 +150,7 @@ impl Block {
             rounds: false,
             bias: false,
             silu: false,
+            onto: false,
             gather: None,
             spread: false,
         }

@@ -26,7 +26,7 @@ use super::sizes::Class;
 use super::workspace::workspace_bytes;
 use crate::autodiff::MOST_PARTS;
 use crate::operands::ConvConfig;
-use crate::planes::{cut, join};
+use crate::planes::{PlaneOps, cut, join};
 use crate::shapes::expect;
 use burn::backend::DType;
 use burn::backend::TensorMetadata;
@@ -198,33 +198,58 @@ fn forward_product(g: &Geometry, x: &Map) -> Product {
         splits: Splits::ONE,
         silu: false,
         scale: 1.0,
+        onto: false,
         window: Some(window(g, &x.pixels, false)),
     }
 }
 
 /// `dx [n, c, h, w]` of each of the maps that are x, which have so many channels, from `dy [n, co, oh, ow]` and `w [co, ci/g, kh, kw]`; `input` is (h, w).
-pub(crate) fn data_grad(dy: CubeTensor, w: CubeTensor, channels: &[usize], input: [usize; 2], options: &ConvOptions<2>) -> Vec<CubeTensor> {
+/// It is added to what is `held` of it, in that memory if it is nobody else's.
+pub(crate) fn data_grad(
+    dy: CubeTensor,
+    w: CubeTensor,
+    channels: &[usize],
+    input: [usize; 2],
+    options: &ConvOptions<2>,
+    held: Vec<Option<CubeTensor>>,
+) -> Vec<CubeTensor> {
     let ([images, ..], w_dims, all) = (dims4(&dy), dims4(&w), channels.iter().sum());
     if options.groups > 1 && channels.len() > 1 {
-        return cut::<CubeBackend>(data_grad(dy, w, &[all], input, options).remove(0), channels);
+        let whole = data_grad(dy, w, &[all], input, options, vec![None]).remove(0);
+        return cut::<CubeBackend>(whole, channels).into_iter().zip(held).map(|(dx, held)| sum(dx, held)).collect();
     }
     let of_map = |channels: usize| [images, channels, input[0], input[1]];
     let g = Geometry::new(of_map(all), w_dims, options);
     expect("dy", dims4(&dy), g.result());
     if g.empty() {
-        return channels.iter().map(|&channels| zeros(&dy, of_map(channels), dy.dtype)).collect();
+        let zeros = channels.iter().map(|&channels| zeros(&dy, of_map(channels), dy.dtype));
+        return zeros.zip(held).map(|(dx, held)| sum(dx, held)).collect();
     }
-    let dx: Vec<CubeTensor> = channels.iter().map(|&channels| empty(&dy, of_map(channels), dy.dtype)).collect();
+    // What others read too, or lies in another order, is added behind.
+    let own = |held: &CubeTensor| held.can_mut() && held.is_contiguous() && held.dtype == dy.dtype;
+    let (onto, behind): (Vec<_>, Vec<_>) =
+        held.into_iter().map(|held| if held.as_ref().is_some_and(own) { (held, None) } else { (None, held) }).unzip();
+    let dx = |(&channels, onto): (&usize, &Option<CubeTensor>)| onto.clone().unwrap_or_else(|| empty(&dy, of_map(channels), dy.dtype));
+    let dx: Vec<CubeTensor> = channels.iter().zip(&onto).map(dx).collect();
     let (w, dy) = (into_contiguous(w), Pixels::new(dy));
     let (mut members, mut end) = (Vec::new(), 0);
-    for (&channels, dx) in channels.iter().zip(&dx).filter(|(channels, _)| **channels > 0) {
+    for ((&channels, dx), onto) in channels.iter().zip(&dx).zip(&onto).filter(|((channels, _), _)| **channels > 0) {
         end += channels;
-        let products = input_products(&g, &dy, end - channels, channels);
+        expect("what a gradient is added to", dims4(dx), of_map(channels));
+        let products = input_products(&g, &dy, end - channels, channels, onto.is_some());
         let residues: Vec<Member<'_>> = products.into_iter().map(|product| Member::new(product, &w, &dy.tensor, dx)).collect();
         members.extend(residues.iter().map(|residue| residue.sized_as(&residues[0])));
     }
     run_by_fours(&members);
-    dx
+    dx.into_iter().zip(behind).map(|(dx, behind)| sum(dx, behind)).collect()
+}
+
+/// With what is held added.
+fn sum(dx: CubeTensor, held: Option<CubeTensor>) -> CubeTensor {
+    match held {
+        Some(held) => CubeBackend::add(dx, held),
+        None => dx,
+    }
 }
 
 /// Four in a launch, as the residues of stride 2 and most maps are: more make a kernel that takes a driver long to compile.
@@ -238,10 +263,11 @@ fn run_by_fours(members: &[Member<'_>]) {
 }
 
 /// The products of the gradient of some channels of x, one for each residue of the stride.
-fn input_products(g: &Geometry, dy: &Pixels, first: usize, channels: usize) -> Vec<Product> {
+fn input_products(g: &Geometry, dy: &Pixels, first: usize, channels: usize, onto: bool) -> Vec<Product> {
     let (group_in, [height, width]) = (channels / g.groups, g.input);
     let product = Product {
         name: "convolution, gradient of the input",
+        onto,
         m: group_in,
         n: 0,
         k: g.group_out(),
@@ -332,6 +358,7 @@ fn weight_product(g: &Geometry) -> Product {
         splits: Splits::ONE,
         silu: false,
         scale: 1.0,
+        onto: false,
         window: None,
     }
 }

@@ -167,7 +167,8 @@ fn together(name: &'static str, members: &[Member<'_>]) -> bool {
         );
     }
     let all = || lefts.iter().chain(&rights).chain(&results).copied();
-    note(name, all(), members.iter().map(|m| m.product.flops(m.product.n, m.product.batches, m.block)).sum());
+    let onto = results.iter().copied().filter(|&c| members.iter().any(|member| member.block.onto && std::ptr::eq(member.c, c)));
+    note(name, all().chain(onto), members.iter().map(|m| m.product.flops(m.product.n, m.product.batches, m.block)).sum());
     note_room(name, if shared { bytes } else { 0 }, most(Block::registers));
     let workgroups: usize = members.iter().map(Member::workgroups).sum();
     let wide = workgroups.min(MAX_GRID);

@@ -71,6 +71,8 @@ pub(crate) struct Product {
     pub(crate) silu: bool,
     /// What the sums are multiplied by.
     pub(crate) scale: f32,
+    /// Whether they are added to what C holds.
+    pub(crate) onto: bool,
     /// B as the columns of an image, instead of by `line` and `k`.
     pub(crate) window: Option<Window>,
 }
@@ -122,6 +124,7 @@ impl Product {
             b_along_k: self.window.is_some_and(|w| w.gather.taps_are_lines) || self.b.k < self.b.line,
             packing: self.b.packing,
             silu: self.silu,
+            onto: self.onto,
             spread: self.window.is_some_and(|w| w.spread.is_some()),
             ..Block::new(self.m, self.n, self.batches * self.splits.count(), units).of_terms(gather, self.k, self.part())
         }
@@ -258,7 +261,8 @@ impl Product {
                 let n = width.min(self.n - first);
                 let blocks = [n.div_ceil(block.cols as usize), self.m.div_ceil(block.rows as usize)];
                 let count = CubeCount::Static(blocks[0] as u32, blocks[1] as u32, (batches * self.splits.count()) as u32);
-                note(self.name, [a, b, c].into_iter().chain(scales).filter(|_| first_batch + first == 0), self.flops(n, batches, block));
+                let told = [a, b, c].into_iter().chain(scales).chain(block.onto.then_some(c)).filter(|_| first_batch + first == 0);
+                note(self.name, told, self.flops(n, batches, block));
                 note_room(self.name, if block.shared { block.bytes() } else { 0 }, block.registers());
                 // SAFETY: `check` has found the last number of each tensor that its steps reach, `check_scales` a scale to each row.
                 unsafe {

@@ -116,6 +116,7 @@ fn multiply(mut shape: Shape, a: &Matrices, b: &Matrices) -> CubeTensor {
         splits: Splits::ONE,
         silu: false,
         scale: 1.0,
+        onto: false,
         window: None,
     };
     if like.dtype == DType::F32 {

@@ -41,7 +41,7 @@ mod workspace;
 
 use crate::operands::{ConvConfig, Maybe, NormChannels, NormGrads, NormOutput, NormStep};
 use crate::ops::KernelOps;
-use crate::planes::{HALF_GRADIENTS, Parts, cut, join};
+use crate::planes::{HALF_GRADIENTS, Parts, added, cut, join};
 use crate::policy::Lowering;
 use crate::portable;
 use burn::backend::ops::{FloatTensorOps, ModuleOps};
@@ -110,10 +110,27 @@ impl KernelOps for CubeBackend {
 
     fn conv_data_grad(dy: CubeTensor, weight: CubeTensor, channels: Vec<usize>, input: [usize; 2], config: ConvConfig) -> Parts<Self> {
         if ours(&dy, Some(&weight), &config) {
-            return Parts(conv::data_grad(dy, weight, &channels, input, &config.to_burn()));
+            return Parts(conv::data_grad(dy, weight, &channels, input, &config.to_burn(), vec![None; channels.len()]));
         }
         let weight = of_type(weight, dy.dtype);
         Parts(cut::<Self>(portable::conv_data_grad::<Self>(dy, weight, input, config), &channels))
+    }
+
+    fn conv_data_grad_onto(
+        dy: CubeTensor,
+        weight: CubeTensor,
+        channels: Vec<usize>,
+        input: [usize; 2],
+        config: ConvConfig,
+        held: Parts<Self>,
+        of: Vec<usize>,
+    ) -> Parts<Self> {
+        if ours(&dy, Some(&weight), &config) {
+            let mut all = vec![None; channels.len()];
+            of.into_iter().zip(held.0).for_each(|(part, held)| all[part] = Some(held));
+            return Parts(conv::data_grad(dy, weight, &channels, input, &config.to_burn(), all));
+        }
+        added::<Self>(Self::conv_data_grad(dy, weight, channels, input, config), held, of)
     }
 
     fn conv_weight_grad(x: Parts<Self>, dy: CubeTensor, kernel: [usize; 2], config: ConvConfig) -> CubeTensor {

@@ -239,7 +239,11 @@ pub(super) fn write<C: Float, S: Float>(
                 if comptime!(block.silu) {
                     value /= 1.0f32 + (-value).exp();
                 }
-                c[column + y as usize * args.c_line] = C::cast_from(value);
+                let at = column + y as usize * args.c_line;
+                if comptime!(block.onto) {
+                    value += f32::cast_from(c[at]);
+                }
+                c[at] = C::cast_from(value);
             }
         }
     }

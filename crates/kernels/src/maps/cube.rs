@@ -97,6 +97,7 @@ fn product(name: &'static str, [m, n, k]: [usize; 3], a: Layout, b: Layout, offs
         splits: Splits::ONE,
         silu: false,
         scale: scale as f32,
+        onto: false,
         window: None,
     }
 }

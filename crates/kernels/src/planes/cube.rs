@@ -19,8 +19,8 @@ use super::cube_kernels::{
 use super::{Parts, PlaneOps, portable};
 use crate::cube::geometry::dims4;
 use crate::cube::join::{join, most};
-use crate::cube::launch::{covers_images, launch, reach};
-use crate::cube::pixels::{empty, replacement};
+use crate::cube::launch::{covers_images, launch};
+use crate::cube::pixels::empty;
 use crate::cube::trace::note;
 use crate::shapes::{expect, within};
 
@@ -183,37 +183,24 @@ impl PlaneOps for CubeBackend {
         if !covers_images(&[&whole, &x], []) {
             return portable::add_to_channels::<Self>(whole, x, before);
         }
-        let (dims @ [n, c, h, w], strides) = (dims4(&whole), whole.meta.strides().to_vec());
-        expect("a part", dims4(&x), [n, dims4(&x)[1], h, w]);
-        let dtype = x.dtype;
-        if strides[1..] == [h * w, w, 1] && strides[0] > c * h * w {
-            // Some channels of a larger gradient, read where they are.
-            let whole = Ordered { tensor: whole, dims, channels_last: false };
-            let (part, sum) = (Ordered::like(x, false), whole.empty(dims));
-            launch!(
-                add_runs_kernel,
-                whole.len(),
-                [(part.tensor, part.len(), dtype), (whole.tensor, reach(&whole.tensor), dtype), (sum.tensor, sum.len(), dtype)],
-                part.runs(&whole, before),
-                strides[0],
-                kind(&part)
-            );
-            return sum.named();
-        }
+        let [n, c, h, w] = dims4(&whole);
+        let channels = dims4(&x)[1];
+        expect("a part", dims4(&x), [n, channels, h, w]);
+        within("channels", &(before..before + channels), c);
         let whole = Ordered::new(whole);
         let part = Ordered::like(x, whole.channels_last);
-        let step = if whole.channels_last { c } else { c * h * w };
-        let (sum, to_sum) = replacement(&whole.tensor, 1);
+        // What others read too is copied.
+        let whole = if whole.tensor.can_mut() { whole } else { Ordered { tensor: whole.tensor.copy(), ..whole } };
+        let dtype = part.tensor.dtype;
+        // The whole is told of once. Half of it is read and written where half of the channels are added to, as in a detector.
         launch!(
             add_runs_kernel,
-            whole.len(),
+            part.len(),
             [(part.tensor, part.len(), dtype), (whole.tensor, whole.len(), dtype)],
-            to_sum,
             part.runs(&whole, before),
-            step,
             kind(&part)
         );
-        Ordered { tensor: sum, ..whole }.named()
+        whole.named()
     }
 
     fn max_pool_same(x: CubeTensor, kernel: usize) -> CubeTensor {

@@ -35,26 +35,15 @@ pub(super) fn pad_kernel<E: Float>(part: &Tensor<E>, whole: &mut Tensor<E>, runs
     whole[i] = value;
 }
 
-/// The whole, whose images are `step` numbers apart, with the part added to its runs; `out` may be it.
+/// The part added to its runs of the whole.
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(super) fn add_runs_kernel<E: Float>(
-    part: &Tensor<E>,
-    whole: &Tensor<E>,
-    out: &mut Tensor<E>,
-    runs: &Runs,
-    step: usize,
-    #[define(E)] _type: ElemType,
-) {
+pub(super) fn add_runs_kernel<E: Float>(part: &Tensor<E>, whole: &mut Tensor<E>, runs: &Runs, #[define(E)] _type: ElemType) {
     let i = ABSOLUTE_POS;
-    if i >= out.len() {
+    if i >= part.len() {
         terminate!();
     }
-    let at = i % runs.total;
-    let mut value = whole[i / runs.total * step + at];
-    if at >= runs.start && at < runs.start + runs.len {
-        value = E::cast_from(f32::cast_from(part[i / runs.total * runs.len + at - runs.start]) + f32::cast_from(value));
-    }
-    out[i] = value;
+    let at = i / runs.len * runs.total + runs.start + i % runs.len;
+    whole[at] = E::cast_from(f32::cast_from(part[i]) + f32::cast_from(whole[at]));
 }
 
 /// A plane, and how many numbers there are to its pixel.

@@ -124,6 +124,15 @@ pub fn add(x: Tensor<4>, y: Tensor<4>) -> Tensor<4> {
     Tensor::from_dispatch(Dispatch::add(x.into_dispatch(), y.into_dispatch()))
 }
 
+/// The parts, with `held` added to those that are `of`.
+pub(crate) fn added<B: PlaneOps>(mut parts: Parts<B>, held: Parts<B>, of: Vec<usize>) -> Parts<B> {
+    for (held, part) in held.0.into_iter().zip(of) {
+        let own = parts.0.remove(part);
+        parts.0.insert(part, B::add(own, held));
+    }
+    parts
+}
+
 /// Channels `start .. start + len` of `[N, C, H, W]`.
 pub fn slice_channels(x: Tensor<4>, start: usize, len: usize) -> Tensor<4> {
     shapes::within("channels", &(start..start.saturating_add(len)), x.dims()[1]);

@@ -8,7 +8,6 @@ use bellows_kernels::cube::Counted;
 use bellows_kernels::decoder::DecoderOps;
 use bellows_kernels::dropout::DropoutOps;
 use bellows_kernels::ops::KernelOps;
-use bellows_kernels::planes::PlaneOps;
 use bellows_kernels::rows::RowOps;
 use bellows_kernels::update::UpdateOps;
 use burn::backend::ops::IntTensorOps;
@@ -33,14 +32,13 @@ fn targets() -> CubeTensor {
 /// A kernel, what launches it, of tensors of [`N`] numbers, and how many numbers it reads and writes.
 type Row = (&'static str, fn([CubeTensor; 4]), usize);
 
-const ALL: [Row; 14] = [
+const ALL: [Row; 13] = [
     ("sgd_kernel", |[w, g, b, _]| drop(CubeBackend::sgd_step(w, g, b, SGD)), 5 * N),
     ("adam_kernel", |[w, g, m, v]| drop(CubeBackend::adam_step(w, g, m, v, ADAM)), 7 * N),
     ("blend_kernel", |[old, new, ..]| drop(CubeBackend::blend(old, new, 0.9, 0.1)), 3 * N),
     ("clip_kernel", |[x, ..]| drop(CubeBackend::clip_to_norm(x, cube(data(6, [1])), 1.0)), 2 * N + 1),
     ("dropout_kernel", |[x, ..]| drop(CubeBackend::dropout(x, 3, 0.5)), 2 * N),
     ("noise_kernel", |[x, ..]| drop(CubeBackend::add_noise(x, 3, 0.5)), 2 * N),
-    ("add_runs_kernel", |[whole, part, ..]| drop(CubeBackend::add_to_channels(whole, part, 0)), 3 * N),
     ("swiglu_grad_kernel", |[gate, up, dy, _]| drop(CubeBackend::swiglu_grad(gate, up, dy)), 5 * N),
     // The weight stands in for what nothing is added to.
     ("rms_norm_row_grad_kernel", |[x, dy, ..]| drop(CubeBackend::rms_norm_data_grad(x, weight(), dy, 1e-6)), 3 * N + 2 * WIDTH),

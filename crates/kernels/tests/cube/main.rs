@@ -19,6 +19,7 @@ mod maps;
 mod matrices;
 mod norm;
 mod norm_parts;
+mod onto;
 mod planes;
 mod refusals;
 mod roofline;

@@ -151,6 +151,25 @@ fn launches_our_kernels() {
     assert_ours(&trace(|| CubeBackend::slice_channels(aligned, 1, 2)), &[]);
 }
 
+/// To half of the channels: they and what is added are read, and they are written; all are copied before if another has them too.
+#[test]
+fn only_what_is_added_to_is_moved() {
+    if !on_each_device("planes::only_what_is_added_to_is_moved") {
+        return;
+    }
+    let part = cube(data(3, [2, 2, 6, 8]));
+    for copied in [0, 1] {
+        let whole = cube(data(4, [2, 4, 6, 8]));
+        let other = whole.clone();
+        let (before, of_another) = (numbers(whole.clone()), (copied == 1).then(|| other.clone()));
+        drop(other);
+        let (sum, counted) = counted(|| CubeBackend::add_to_channels(whole, part.clone(), 2));
+        assert_eq!(counted.launches.values().sum::<usize>(), 1 + copied, "{:?}", counted.launches);
+        assert_eq!(counted.work["add_runs_kernel"].bytes, 3 * 4 * (2 * 2 * 6 * 8));
+        assert!(of_another.is_none_or(|other| numbers(other) == before && numbers(sum) != before), "what another reads was written to");
+    }
+}
+
 /// A sum of two is a launch of Burn's, however they lie in memory, that reads both and writes as much: it is told of, which other kernels of Burn's are not.
 #[test]
 fn sums_are_counted() {

@@ -428,14 +428,13 @@ fn bytes_of_a_step_are_counted() {
     // backward pass.
     let [second, fourth, sixth, eighth] = [409_600, 204_800, 102_400, 51_200];
     let shortcuts = 2 * (second + 2 * fourth + 2 * sixth + eighth);
-    // Gradients that meet: of what a chain begins with two, of what lies between its bottlenecks three.
-    let chains = second + fourth + sixth + eighth + 2 * (fourth + sixth);
-    // Of the outputs of layers 4, 6, 9 and 12 two, of 15 and 18 three, of 21 two.
-    let maps = 409_600 + 204_800 + 102_400 + 204_800 + 2 * 409_600 + 2 * 204_800 + 102_400;
+    // Gradients that meet are added by the convolution whose comes second. Left are those of a map that is doubled, which are of layers 9 and 12, and, of what lies
+    // between two bottlenecks, that of the second one's shortcut.
+    let (doubled, between) = (102_400 + 204_800, fourth + sixth);
     // And of all but the last of the pooling pyramid's maps two.
     let pyramid = 3 * 51_200;
     // Two tensors of f32 are read and one is written, and there are a hundredth of the pixels.
-    assert_eq!(of_an_image(&|counted| counted.work["sum of two"].bytes), 3 * 4 * (shortcuts + chains + maps + pyramid) / 100);
+    assert_eq!(of_an_image(&|counted| counted.work["sum of two"].bytes), 3 * 4 * (shortcuts + doubled + between + pyramid) / 100);
     // Together 10.5 MB by arithmetic: of a convolution's inputs three passes and of its outputs ten, joins, sums, pooling, doubling and the loss. Parts of weight
     // gradients are cut by the batch. What an update writes in the place of what it reads is of no image.
     let all = of_an_image(&|counted| counted.work.values().map(|done| done.bytes).sum());

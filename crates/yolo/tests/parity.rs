@@ -10,11 +10,13 @@
 #[path = "support/mod.rs"]
 mod support;
 
-use bellows_kernels::cube::{Counted, launches};
-use bellows_kernels::{Lowering, set_default_lowering, with_parts};
+use bellows_kernels::cube::{Counted, launches, most_at_launches};
+use bellows_kernels::{Lowering, set_default_lowering, set_keeps, with_parts};
+use bellows_learner::memory::Place;
 use bellows_yolo::bench::Benchmark;
 use bellows_yolo::boxes::Label;
 use bellows_yolo::loss::DetectionLoss;
+use bellows_yolo::memory::{Held, Plan};
 use bellows_yolo::model::head::REG_MAX;
 use bellows_yolo::model::names::{NamedTensors, named_tensors, to_tensors};
 use bellows_yolo::model::{Scale, Yolo, YoloConfig};
@@ -403,6 +405,38 @@ fn check_launches(device: &Device, imgsz: usize, half: bool) {
     println!("{count} launches to a step, f16 {half}, {most} at most in a larger one: {step:#?}");
     // Of them 44 fill arenas here, where a launch takes six tensors at a time. It was some 3,400.
     assert!(most <= 800, "f16 {half}: {most} launches to a step: {step:#?}");
+}
+
+/// What steps of larger batches have in use and reserved, with things made again and kept.
+#[test]
+#[ignore = "figures"]
+fn memory_figures() {
+    const NAME: &str = "memory_figures";
+    if std::env::var_os(CHILD).is_none() {
+        if let Some(icd) = asked_for("BELLOWS_SWIFTSHADER", ".ci/swiftshader") {
+            by_a_child(NAME, "vulkan", &[("VK_DRIVER_FILES", icd)]);
+        }
+        return;
+    }
+    set_default_lowering(Lowering::Gemm);
+    let (device, scratch) = (Device::vulkan(DeviceKind::Cpu), tempfile::tempdir().unwrap());
+    for (scale, batch, imgsz) in [(Scale::N, 1, 320), (Scale::N, 4, 320), (Scale::N, 1, 640), (Scale::S, 1, 320)] {
+        for keeps in [false, true] {
+            set_keeps(keeps);
+            let what = Benchmark { scale, batch, imgsz, classes: 4, steps: 1, boxes: 3, half: false };
+            let of = device.clone();
+            let (of2, count) = (device.clone(), || what.count(&device, scratch.path()).unwrap());
+            let reserved = std::sync::Arc::new(std::sync::atomic::AtomicU64::new(0));
+            let r2 = reserved.clone();
+            let (_, most) = most_at_launches(move || { let u = of.memory_pool_usage().unwrap(); r2.fetch_max(u.bytes_reserved, std::sync::atomic::Ordering::Relaxed); u.bytes_in_use }, count);
+            let model = YoloConfig { scale, ..YoloConfig::new(4) }.init(0, &Device::flex());
+            let summary = model.summary(imgsz, imgsz);
+            let outputs: usize = summary.convolutions.iter().map(|c| c.outputs()).sum();
+            let held = Held { moments: 1, accumulates: false, keeps };
+            let plan = Plan::new(&summary, Place::Card, batch, [3, imgsz], held, 0, 0.0);
+            println!("MEM {scale:?} {batch} x {imgsz} keeps {keeps}: in use {most} reserved {} now {} plan {:.0} outputs {} parameters {}", reserved.load(std::sync::atomic::Ordering::Relaxed), of2.memory_pool_usage().unwrap().bytes_in_use, plan.peak(), outputs * batch, summary.parameters);
+        }
+    }
 }
 
 /// Bytes an image of a step in f32 with images of 64 pixels: what two images have more than one. And no launch of it is unknown but a few small ones.

@@ -151,7 +151,7 @@ fn normalised(maps: Vec<Tensor<4>>, w: Tensor<4>, config: ConvConfig) -> Vec<Vec
     // Running statistics that forget at once are those of the batch.
     let step = NormStep { epsilon: 1e-3, silu: true, momentum: 1.0 };
     let y = conv2d_for_norm(maps, w, config);
-    let BatchNormed { output, running: [mean, variance] } = batch_norm_silu(y, ones.clone(), zeros.clone(), [zeros, ones], step);
+    let BatchNormed { output, running: [mean, variance] } = batch_norm_silu(y, ones.clone(), zeros.clone(), [zeros, ones], step, None);
     vec![numbers(output), numbers(mean), numbers(variance)]
 }
 

@@ -5,9 +5,8 @@ use crate::flat::{Flat, adam};
 use crate::made::{numbers, tensor};
 use bellows_kernels::foreground::BINS;
 use bellows_kernels::{
-    ConvConfig, Foreground, Lowering, NormStep, Positive, Segments, Sgd, adam_step, add, batch_norm_silu, blend, clip_to_norm, concat,
-    conv2d, conv2d_for_norm, detection_terms, expectation, max_pool_same, predictions, sgd_step, slice_channels, sum_of_squares, upsample2,
-    widen,
+    ConvConfig, Foreground, Lowering, NormStep, Positive, Segments, Sgd, adam_step, batch_norm_silu, blend, clip_to_norm, concat, conv2d,
+    conv2d_for_norm, detection_terms, expectation, max_pool_same, predictions, sgd_step, slice_channels, sum_of_squares, upsample2, widen,
 };
 use burn::tensor::{DType, Device, Tensor};
 use std::sync::Arc;
@@ -38,13 +37,13 @@ const PARTS: [(usize, f32, f32); 11] = [
     (OUTPUTS, 0.0, 0.5),
 ];
 
-/// Convolution, normalisation and SiLU; what was seen of the batch goes to `seen`.
-fn layer(x: Tensor<4>, leaves: &[Tensor<1>], stride: usize, by: Lowering, seen: &mut Vec<Tensor<1>>) -> Tensor<4> {
+/// Convolution, normalisation and SiLU, added to `onto`; what was seen of the batch goes to `seen`.
+fn layer(x: Tensor<4>, onto: Option<Tensor<4>>, leaves: &[Tensor<1>], stride: usize, by: Lowering, seen: &mut Vec<Tensor<1>>) -> Tensor<4> {
     let [weight, gamma, beta] = [0, 1, 2].map(|i| leaves[i].clone());
     let channels = x.dims()[1];
     let y = conv2d_for_norm(vec![x], weight.reshape([WIDTH, channels, 3, 3]), ConvConfig::new(stride, 1, by));
     let running = [gamma.clone().without_autodiff().zeros_like(), gamma.clone().without_autodiff().ones_like()];
-    let y = batch_norm_silu(y, gamma, beta, running, NormStep { epsilon: 1e-3, silu: true, momentum: 0.03 });
+    let y = batch_norm_silu(y, gamma, beta, running, NormStep { epsilon: 1e-3, silu: true, momentum: 0.03 }, onto);
     seen.extend(y.running);
     y.output
 }
@@ -52,9 +51,9 @@ fn layer(x: Tensor<4>, leaves: &[Tensor<1>], stride: usize, by: Lowering, seen: 
 /// Raw outputs `[images, outputs, anchors]` in f32, of images in f16 if asked.
 fn outputs(x: Tensor<4>, leaves: &[Tensor<1>], by: Lowering, half: bool, seen: &mut Vec<Tensor<1>>) -> Tensor<3> {
     let x = if half { x.cast(DType::F16) } else { x };
-    let stem = layer(x, &leaves[0..3], 2, by, seen);
-    let y = add(stem.clone(), layer(stem, &leaves[3..6], 1, by, seen));
-    let deep = max_pool_same(layer(y.clone(), &leaves[6..9], 2, by, seen), 5);
+    let stem = layer(x, None, &leaves[0..3], 2, by, seen);
+    let y = layer(stem.clone(), Some(stem), &leaves[3..6], 1, by, seen);
+    let deep = max_pool_same(layer(y.clone(), None, &leaves[6..9], 2, by, seen), 5);
     let cut = slice_channels(y.clone(), 3, CUT);
     let all = concat(vec![y, cut, upsample2(deep)]);
     let (weight, bias) = (leaves[9].clone().reshape([OUTPUTS, 2 * WIDTH + CUT, 1, 1]), leaves[10].clone());

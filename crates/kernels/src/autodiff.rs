@@ -115,16 +115,22 @@ impl<B: KernelOps, C: CheckpointStrategy> KernelOps for Autodiff<B, C> {
         (y, moments.map(Self::from_inner))
     }
 
-    fn norm_act(x: Float<Self>, moments: Maybe<Self>, channels: NormChannels<Self>, step: NormStep) -> NormOutput<Self> {
+    fn norm_act(x: Float<Self>, moments: Maybe<Self>, channels: NormChannels<Self>, step: NormStep, onto: Maybe<Self>) -> NormOutput<Self> {
         let NormChannels { mean, variance, gamma, beta } = channels;
-        let kept = [&x, &gamma, &beta];
+        let onto = onto.into_option();
+        let (kept, sums) = ([&x, &gamma, &beta], onto.is_some());
         let [x_in, gamma_in, beta_in] = kept.map(|tensor| tensor.clone().into_primitive());
         let [mean, variance] = [mean, variance].map(|running| running.into_primitive());
+        // A parent that there is not is one that no gradient is asked for.
+        let none = Self::from_inner(mean.clone());
+        let parents = [&x, &gamma, &beta, onto.as_ref().unwrap_or(&none)];
+        let beside = move |onto: Float<B>| if sums { Maybe::Some(onto) } else { Maybe::None };
         let NormOutput { output, mean, variance, running_mean, running_variance } = norm_parts::norm_act::<B>(
             x_in,
             moments.into_option().map(|parts| parts.into_primitive()).into(),
             NormChannels { mean, variance, gamma: gamma_in, beta: beta_in },
             step,
+            beside(parents[3].clone().into_primitive()),
         );
         let (ids, statistics) = (kept.map(|tensor| tensor.id()), [mean.clone(), variance.clone()]);
         let channels = move |gamma: Float<B>, beta: Float<B>| {
@@ -132,16 +138,16 @@ impl<B: KernelOps, C: CheckpointStrategy> KernelOps for Autodiff<B, C> {
             NormChannels::<B> { mean, variance, gamma, beta }
         };
         let to_channels = channels.clone();
-        let backward = move |dy: Float<B>, mut parents: Parents<'_, 3>| {
+        let backward = move |dy: Float<B>, mut parents: Parents<'_, 4>| {
             let [x, gamma, beta] = ids.map(|id| parents.kept::<B>(id));
-            let grads = norm_parts::norm_act_backward::<B>(x, to_channels(gamma, beta), dy, step);
-            parents.give_all::<B>([grads.x, grads.gamma, grads.beta]);
+            let grads = norm_parts::norm_act_backward::<B>(x, to_channels(gamma, beta), dy.clone(), step);
+            parents.give_all::<B>([grads.x, grads.gamma, grads.beta, dy]);
         };
         let output = if output.shape().num_elements() * output.dtype().size() <= B::KEPT {
-            recorded::<B, C, 3>(kept.map(|tensor| tensor.node()), &kept, output, backward)
+            recorded::<B, C, 4>(parents.map(|tensor| tensor.node()), &kept, output, backward)
         } else {
-            let again = move |[x, gamma, beta]: [Float<B>; 3]| B::norm_act_again(x, channels(gamma, beta), step);
-            recomputed::<B, C, 3>(kept.map(Float::<Self>::clone), &kept, |_| output, again, backward)
+            let again = move |[x, gamma, beta, onto]: [Float<B>; 4]| B::norm_act_again(x, channels(gamma, beta), step, beside(onto));
+            recomputed::<B, C, 4>(parents.map(Float::<Self>::clone), &kept, |_| output, again, backward)
         };
         // The statistics carry no gradient.
         let [mean, variance, running_mean, running_variance] = [mean, variance, running_mean, running_variance].map(Self::from_inner);

@@ -11,7 +11,7 @@ use crate::cpu::{self, ConvShape, Epilogue, Precision};
 use crate::cpu_norm::{self, Extent};
 use crate::operands::{ConvConfig, Maybe, NormChannels, NormGrads, NormOutput, NormStep};
 use crate::ops::KernelOps;
-use crate::planes::{Parts, cut, join};
+use crate::planes::{Parts, PlaneOps, cut, join};
 use crate::portable;
 
 fn extent(x: &FlexTensor) -> Extent {
@@ -22,6 +22,14 @@ fn extent(x: &FlexTensor) -> Extent {
 fn constants(NormChannels { mean, variance, gamma, beta }: NormChannels<Flex>, step: NormStep) -> Vec<cpu_norm::Channel> {
     let [mean, variance, gamma, beta] = [mean, variance, gamma, beta].map(contiguous);
     cpu_norm::channels(values(&mean), values(&variance), values(&gamma), values(&beta), step.epsilon)
+}
+
+/// With what it is added to.
+fn summed(y: FlexTensor, onto: Maybe<Flex>) -> FlexTensor {
+    match onto {
+        Maybe::Some(onto) => Flex::add(onto, y),
+        Maybe::None => y,
+    }
 }
 
 /// Shape and precision of the convolution of x and a weight of these shapes, if we compute it.
@@ -108,8 +116,8 @@ impl KernelOps for Flex {
         written(weight, |dw| cpu::weight_grad(&shape, config.lowering, precision, &x, values(&dy), dw))
     }
 
-    fn norm_act(x: FlexTensor, _: Maybe<Self>, channels: NormChannels<Self>, step: NormStep) -> NormOutput<Self> {
-        let true = all_f32([&x, &channels.gamma, &channels.beta]) else { return portable::norm_act::<Self>(x, channels, step) };
+    fn norm_act(x: FlexTensor, _: Maybe<Self>, channels: NormChannels<Self>, step: NormStep, onto: Maybe<Self>) -> NormOutput<Self> {
+        let true = all_f32([&x, &channels.gamma, &channels.beta]) else { return portable::norm_act::<Self>(x, channels, step, onto) };
         let running = [channels.mean, channels.variance];
         let [x, gamma, beta] = [x, channels.gamma, channels.beta].map(contiguous);
         let (extent, dims) = (extent(&x), x.shape().dims::<4>());
@@ -118,13 +126,15 @@ impl KernelOps for Flex {
         let [mean, variance] = [mean, variance].map(|moment| tensor(moment, [extent.channels]));
         let [running_mean, running_variance] =
             portable::move_statistics::<Self>(running, [&mean, &variance], step.momentum, NormStep::unbias(dims));
-        NormOutput { output: tensor(out, dims), mean, variance, running_mean, running_variance }
+        NormOutput { output: summed(tensor(out, dims), onto), mean, variance, running_mean, running_variance }
     }
 
-    fn norm_act_again(x: FlexTensor, channels: NormChannels<Self>, step: NormStep) -> FlexTensor {
-        let true = all_f32([&x].into_iter().chain(channels.all())) else { return portable::norm_act_again::<Self>(x, channels, step) };
+    fn norm_act_again(x: FlexTensor, channels: NormChannels<Self>, step: NormStep, onto: Maybe<Self>) -> FlexTensor {
+        let true = all_f32([&x].into_iter().chain(channels.all())) else {
+            return portable::norm_act_again::<Self>(x, channels, step, onto);
+        };
         let (x, channels) = (contiguous(x), constants(channels, step));
-        written(x.shape(), |out| cpu_norm::forward_again(extent(&x), values(&x), &channels, step.silu, out))
+        summed(written(x.shape(), |out| cpu_norm::forward_again(extent(&x), values(&x), &channels, step.silu, out)), onto)
     }
 
     fn norm_act_backward(x: FlexTensor, channels: NormChannels<Self>, dy: FlexTensor, step: NormStep) -> NormGrads<Self> {

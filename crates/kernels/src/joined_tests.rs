@@ -28,7 +28,7 @@ fn results(parts: &[Tensor<4>], weight: Tensor<4>, config: ConvConfig, [all, twi
     let [ones, zeros] = [Tensor::<1>::ones([c], &weight.device()), Tensor::zeros([c], &weight.device())];
     let running = [zeros.clone(), ones.clone()];
     let y = conv2d_for_norm(x, weight.clone(), config);
-    let y = batch_norm_silu(y, ones, zeros, running, NormStep { epsilon: 1e-3, silu: true, momentum: 0.1 }).output;
+    let y = batch_norm_silu(y, ones, zeros, running, NormStep { epsilon: 1e-3, silu: true, momentum: 0.1 }, None).output;
     let mut loss = (y.clone() * noise(7, y.dims())).sum();
     for (i, map) in maps.into_iter().enumerate().take(if twice { 0 } else { 2 }) {
         loss = loss + (map.clone() * noise(8 + i as u64, map.dims())).sum();

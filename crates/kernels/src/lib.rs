@@ -161,16 +161,27 @@ pub struct BatchNormed {
 /// Batch normalisation with the batch's own statistics, then SiLU if asked; differentiable, x is all it keeps.
 ///
 /// `z = gamma (x - mean) / sqrt(variance + epsilon) + beta`, output `z sigmoid(z)`, or `z`. x `[N, C, H, W]`, gamma, beta and the
-/// running mean and (unbiased) variance `[C]`, which move by `momentum` towards the batch's.
-pub fn batch_norm_silu(x: impl Into<Convolved>, gamma: Tensor<1>, beta: Tensor<1>, running: [Tensor<1>; 2], step: NormStep) -> BatchNormed {
+/// running mean and (unbiased) variance `[C]`, which move by `momentum` towards the batch's. The output is added to `onto`, of x's shape, if there is one.
+pub fn batch_norm_silu(
+    x: impl Into<Convolved>,
+    gamma: Tensor<1>,
+    beta: Tensor<1>,
+    running: [Tensor<1>; 2],
+    step: NormStep,
+    onto: Option<Tensor<4>>,
+) -> BatchNormed {
     let Convolved { y: x, moments } = x.into();
     let [_, c, ..] = x.dims();
     shapes::expect("gamma", gamma.dims(), [c]);
     shapes::expect("beta", beta.dims(), [c]);
     running.iter().for_each(|running| shapes::expect("a running statistic", running.dims(), [c]));
+    let onto = onto.map_or(Maybe::None, |onto| {
+        shapes::expect("what the output is added to", onto.dims(), x.dims());
+        Maybe::Some(onto.into_dispatch())
+    });
     let [mean, variance] = running.map(Tensor::into_dispatch);
     let channels = NormChannels { mean, variance, gamma: gamma.into_dispatch(), beta: beta.into_dispatch() };
-    let y = Dispatch::norm_act(x.into_dispatch(), moments, channels, step);
+    let y = Dispatch::norm_act(x.into_dispatch(), moments, channels, step, onto);
     BatchNormed { output: Tensor::from_dispatch(y.output), running: [y.running_mean, y.running_variance].map(Tensor::from_dispatch) }
 }
 

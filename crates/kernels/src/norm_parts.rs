@@ -18,12 +18,18 @@ use crate::reads::note_read;
 /// [`KernelOps::norm_act`] by the statistics of all parts.
 ///
 /// Of parts of M_i values, means m_i and variances v_i: `m = Σ M_i m_i / M`, `v = Σ M_i (v_i + (m_i - m)²) / M` (Chan, Golub and LeVeque 1983).
-pub(crate) fn norm_act<B: KernelOps>(x: Float<B>, moments: Maybe<B>, channels: NormChannels<B>, step: NormStep) -> NormOutput<B> {
+pub(crate) fn norm_act<B: KernelOps>(
+    x: Float<B>,
+    moments: Maybe<B>,
+    channels: NormChannels<B>,
+    step: NormStep,
+    onto: Maybe<B>,
+) -> NormOutput<B> {
     if !has_others() {
-        return B::norm_act(x, moments, channels, step);
+        return B::norm_act(x, moments, channels, step, onto);
     }
     let (device, values) = (x.device(), values(&x));
-    let own = B::norm_act(x.clone(), moments, channels.clone(), step);
+    let own = B::norm_act(x.clone(), moments, channels.clone(), step, Maybe::None);
     let NormChannels { mean: old_mean, variance: old_variance, gamma, beta } = channels;
     let channels = own.mean.shape()[0];
     let parts = of_all_parts([vec![values], on_host::<B>(own.mean), on_host::<B>(own.variance)].concat());
@@ -38,7 +44,7 @@ pub(crate) fn norm_act<B: KernelOps>(x: Float<B>, moments: Maybe<B>, channels: N
     let [running_mean, running_variance] =
         move_statistics::<B>([old_mean, old_variance], [&mean, &variance], step.momentum, all / (all - 1.0).max(1.0));
     let channels = NormChannels::<B> { mean: mean.clone(), variance: variance.clone(), gamma, beta };
-    let output = B::norm_act_again(x, channels, step);
+    let output = B::norm_act_again(x, channels, step, onto);
     NormOutput { output, mean, variance, running_mean, running_variance }
 }
 
@@ -64,8 +70,8 @@ pub(crate) fn norm_act_backward<B: KernelOps>(x: Float<B>, channels: NormChannel
     let rstd = B::float_recip(B::float_sqrt(B::float_add_scalar(variance.clone(), Scalar::Float(step.epsilon))));
     let steep = B::float_mul(gamma, rstd);
     let [tilt, shift] = [tilt, shift].map(|by| B::float_mul(steep.clone(), on_device::<B>(by, &device)));
-    let missing = B::norm_act_again(x, NormChannels::<B> { mean, variance, gamma: tilt, beta: shift }, NormStep { silu: false, ..step });
-    NormGrads { x: B::add(own.x, missing), ..own }
+    let missing = NormChannels::<B> { mean, variance, gamma: tilt, beta: shift };
+    NormGrads { x: B::norm_act_again(x, missing, NormStep { silu: false, ..step }, Maybe::Some(own.x)), ..own }
 }
 
 /// N H W of `[N, C, H, W]`.

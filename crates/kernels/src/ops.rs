@@ -65,17 +65,23 @@ pub trait KernelOps: PlaneOps {
     ///
     /// `z = gamma (x - mean) / sqrt(variance + epsilon) + beta`, mean and biased variance over (N, H, W); output `z sigmoid(z)` or `z` (Ioffe and Szegedy 2015,
     /// equations of algorithm 1). The running statistics, those of `channels`, become `(1 - momentum) running + momentum new`, the new variance unbiased, as
-    /// PyTorch has them; they carry no gradient. `moments` are x's (see [`conv_joined`](Self::conv_joined)).
+    /// PyTorch has them; they carry no gradient. `moments` are x's (see [`conv_joined`](Self::conv_joined)). The output is added to `onto`, if there is one.
     fn norm_act(
         x: Float<Self>,
         #[extension_type] moments: Maybe<Self>,
         #[extension_type] channels: NormChannels<Self>,
         step: NormStep,
+        #[extension_type] onto: Maybe<Self>,
     ) -> NormOutput<Self>;
 
     /// The output of [`norm_act`](Self::norm_act) once more, from the statistics it returned.
-    fn norm_act_again(x: Float<Self>, #[extension_type] channels: NormChannels<Self>, step: NormStep) -> Float<Self> {
-        portable::norm_act_again::<Self>(x, channels, step)
+    fn norm_act_again(
+        x: Float<Self>,
+        #[extension_type] channels: NormChannels<Self>,
+        step: NormStep,
+        #[extension_type] onto: Maybe<Self>,
+    ) -> Float<Self> {
+        portable::norm_act_again::<Self>(x, channels, step, onto)
     }
 
     /// Gradients of [`norm_act`](Self::norm_act) from its input, its statistics and dy; no other tensor is kept.

@@ -4,7 +4,7 @@ use burn::backend::tensor::FloatTensor as Float;
 use burn::backend::{Backend, Scalar, TensorMetadata};
 use burn::tensor::Shape;
 
-use crate::operands::{ConvConfig, NormChannels, NormGrads, NormOutput, NormStep};
+use crate::operands::{ConvConfig, Maybe, NormChannels, NormGrads, NormOutput, NormStep};
 
 pub(crate) fn conv_data_grad<B: Backend>(dy: Float<B>, weight: Float<B>, input: [usize; 2], config: ConvConfig) -> Float<B> {
     let ([n, ..], [_, ci, ..]) = (dy.shape().dims::<4>(), weight.shape().dims::<4>());
@@ -23,11 +23,11 @@ pub(crate) fn shape_only<B: Backend>(like: &Float<B>, shape: [usize; 4]) -> Floa
     B::float_expand(B::float_zeros(Shape::new([1; 4]), &like.device(), like.dtype().into()), Shape::new(shape))
 }
 
-pub(crate) fn norm_act<B: Backend>(x: Float<B>, channels: NormChannels<B>, step: NormStep) -> NormOutput<B> {
+pub(crate) fn norm_act<B: Backend>(x: Float<B>, channels: NormChannels<B>, step: NormStep, onto: Maybe<B>) -> NormOutput<B> {
     let NormChannels { mean, variance, gamma, beta } = channels;
     let unbias = NormStep::unbias(x.shape().dims());
     let y = B::batch_norm_train(x, gamma, beta, step.epsilon);
-    let output = if step.silu { self::silu::<B>(y.output) } else { y.output };
+    let output = finished::<B>(y.output, step, onto);
     let [running_mean, running_variance] = move_statistics::<B>([mean, variance], [&y.mean, &y.variance], step.momentum, unbias);
     NormOutput { output, mean: y.mean, variance: y.variance, running_mean, running_variance }
 }
@@ -42,9 +42,16 @@ pub(crate) fn move_statistics<B: Backend>(
     [moved(mean, new_mean.clone()), moved(variance, times::<B>(new_variance.clone(), unbias))]
 }
 
-pub(crate) fn norm_act_again<B: Backend>(x: Float<B>, channels: NormChannels<B>, step: NormStep) -> Float<B> {
-    let z = normalised::<B>(x, channels, step);
-    if step.silu { self::silu::<B>(z) } else { z }
+pub(crate) fn norm_act_again<B: Backend>(x: Float<B>, channels: NormChannels<B>, step: NormStep, onto: Maybe<B>) -> Float<B> {
+    finished::<B>(normalised::<B>(x, channels, step), step, onto)
+}
+
+fn finished<B: Backend>(z: Float<B>, step: NormStep, onto: Maybe<B>) -> Float<B> {
+    let y = if step.silu { silu::<B>(z) } else { z };
+    match onto {
+        Maybe::Some(onto) => B::float_add(onto, y),
+        Maybe::None => y,
+    }
 }
 
 fn normalised<B: Backend>(x: Float<B>, NormChannels { mean, variance, gamma, beta }: NormChannels<B>, step: NormStep) -> Float<B> {

@@ -239,7 +239,12 @@ impl<'a> Question<'a> {
         // What `auto` stands for depends on the data: as long as it is not known, it is what takes more.
         let moments = if config.optimizer == OptimizerChoice::SGD { 1 } else { 2 };
         let images = config.batch.images();
-        let held = Held { moments, accumulates: accumulates(config), keeps: config.gradient_checkpointing == Checkpointing::On(false) };
+        let held = Held {
+            moments,
+            accumulates: accumulates(config),
+            keeps: config.gradient_checkpointing == Checkpointing::On(false),
+            half: config.half(),
+        };
         Plan::new(summary, self.place, images, [self.form.channels, config.largest_side()], held, workers, cache)
     }
 

@@ -13,6 +13,7 @@ use crate::model::summary::Summary;
 
 /// Bytes of a value.
 const F32: f64 = 4.0;
+const F16: f64 = 2.0;
 /// Values that are kept of an output, and those that need not be made again then. Measured: what nothing reads in the backward pass is not there.
 const KEPT: [f64; 2] = [1.0, 0.82];
 /// Copies of the parameters beside the weights: their average, the gradients, momentum, what an update is made in before the old goes, and a checkpoint on
@@ -32,6 +33,8 @@ pub struct Held {
     pub accumulates: bool,
     /// What could be made again in the backward pass.
     pub keeps: bool,
+    /// Images between layers in f16.
+    pub half: bool,
 }
 
 /// The memory of a run, bytes.
@@ -70,13 +73,14 @@ impl Plan {
         let outputs: usize = summary.convolutions.iter().map(|convolution| convolution.outputs()).sum();
         let (outputs, parameters) = ((batch * outputs) as f64, summary.parameters as f64);
         let images = (batch * channels * imgsz * imgsz) as f64;
+        let value = if held.half { F16 } else { F32 };
         // Bytes of the batches ahead and of the one that is trained on, and its floats.
         let of_images = (AHEAD * workers + 1) as f64 * images + F32 * images;
         Self {
             weights: F32 * parameters,
             optimizer: F32 * copies * parameters,
-            activations: F32 * (KEPT[0] + if held.keeps { KEPT[1] } else { 0.0 }) * outputs,
-            workspace: program + F32 * moving * outputs + of_images,
+            activations: value * (KEPT[0] + if held.keeps { KEPT[1] } else { 0.0 }) * outputs,
+            workspace: program + value * moving * outputs + of_images,
             cache,
         }
     }
@@ -104,7 +108,7 @@ mod tests {
     use super::*;
     use crate::model::{Scale, YoloConfig};
 
-    const LEAST: Held = Held { moments: 1, accumulates: false, keeps: false };
+    const LEAST: Held = Held { moments: 1, accumulates: false, keeps: false, half: false };
 
     fn plan(scale: Scale, batch: usize, imgsz: usize) -> Plan {
         let model = YoloConfig { scale, ..YoloConfig::new(4) }.init(0, &Device::flex());

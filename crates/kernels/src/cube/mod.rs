@@ -76,6 +76,14 @@ fn ours(image: &CubeTensor, weight: Option<&CubeTensor>, config: &ConvConfig) ->
     true
 }
 
+/// An image, and what is added to it.
+fn images<'a>(x: &'a CubeTensor, onto: &'a Maybe<CubeBackend>) -> Vec<&'a CubeTensor> {
+    match onto {
+        Maybe::Some(onto) => vec![x, onto],
+        Maybe::None => vec![x],
+    }
+}
+
 /// The same numbers in another type.
 fn of_type(tensor: CubeTensor, dtype: DType) -> CubeTensor {
     if tensor.dtype == dtype { tensor } else { CubeBackend::float_cast(tensor, dtype.into()) }
@@ -141,18 +149,18 @@ impl KernelOps for CubeBackend {
         if dw.dtype == DType::F32 { dw } else { Self::float_div_scalar(of_type(dw, DType::F32), Scalar::Float(HALF_GRADIENTS.into())) }
     }
 
-    fn norm_act(x: CubeTensor, moments: Maybe<Self>, channels: NormChannels<Self>, step: NormStep) -> NormOutput<Self> {
-        if covers_images(&[&x], channels.all()) {
-            return norm::norm_act(x, moments, channels, step);
+    fn norm_act(x: CubeTensor, moments: Maybe<Self>, channels: NormChannels<Self>, step: NormStep, onto: Maybe<Self>) -> NormOutput<Self> {
+        if covers_images(&images(&x, &onto), channels.all()) {
+            return norm::norm_act(x, moments, channels, step, onto);
         }
-        portable::norm_act::<Self>(x, channels, step)
+        portable::norm_act::<Self>(x, channels, step, onto)
     }
 
-    fn norm_act_again(x: CubeTensor, channels: NormChannels<Self>, step: NormStep) -> CubeTensor {
-        if covers_images(&[&x], channels.all()) {
-            return norm::norm_act_again(x, channels, step);
+    fn norm_act_again(x: CubeTensor, channels: NormChannels<Self>, step: NormStep, onto: Maybe<Self>) -> CubeTensor {
+        if covers_images(&images(&x, &onto), channels.all()) {
+            return norm::norm_act_again(x, channels, step, onto);
         }
-        portable::norm_act_again::<Self>(x, channels, step)
+        portable::norm_act_again::<Self>(x, channels, step, onto)
     }
 
     fn norm_act_backward(x: CubeTensor, channels: NormChannels<Self>, dy: CubeTensor, step: NormStep) -> NormGrads<Self> {

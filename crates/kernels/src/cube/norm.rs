@@ -118,9 +118,17 @@ impl Plan {
         MomentaLaunch::new((1.0 - step.momentum) as f32, step.momentum as f32, unbias as f32)
     }
 
-    /// The normalised x from its mean, variance, gamma and beta.
-    fn output(&self, x: &Pixels, [mean, variance, gamma, beta]: [&CubeTensor; 4], step: NormStep) -> CubeTensor {
-        let (y, channels) = (self.like(x), self.channels);
+    /// The normalised x from its mean, variance, gamma and beta, added to `onto`.
+    fn output(&self, x: &Pixels, [mean, variance, gamma, beta]: [&CubeTensor; 4], step: NormStep, onto: Maybe<CubeBackend>) -> CubeTensor {
+        let (y, channels, onto) = (self.like(x), self.channels, onto.into_option().map(Pixels::new));
+        if let Some(onto) = &onto {
+            expect("what a normalised image is added to", dims4(&onto.tensor), dims4(&x.tensor));
+        }
+        // A channel's shift stands in for what nothing is added to.
+        let (added, numbers, added_type, added_steps) = match &onto {
+            Some(onto) => (&onto.tensor, self.reach(onto), x.tensor.dtype, steps(onto)),
+            None => (beta, channels, DType::F32, steps(x)),
+        };
         launch!(
             norm_output_kernel,
             channels * self.pixels,
@@ -130,12 +138,15 @@ impl Plan {
                 (variance, channels),
                 (gamma, channels),
                 (beta, channels),
+                (added, numbers, added_type),
                 (y.tensor, self.reach(&y), x.tensor.dtype)
             ],
             self.extent(),
             steps(x),
+            added_steps,
             steps(&y),
             step.epsilon as f32,
+            onto.is_some(),
             step.silu,
             self.channels_last,
             dtype_to_storage_type(x.tensor.dtype),
@@ -159,6 +170,7 @@ pub(super) fn norm_act(
     moments: Maybe<CubeBackend>,
     channels: NormChannels<CubeBackend>,
     step: NormStep,
+    onto: Maybe<CubeBackend>,
 ) -> NormOutput<CubeBackend> {
     let [old_mean, old_variance, gamma, beta] = in_order(channels);
     let x = Pixels::new(x);
@@ -168,14 +180,14 @@ pub(super) fn norm_act(
         Maybe::Some(parts) => parts,
     };
     let [mean, variance, running_mean, running_variance] = plan.statistics(&parts, [old_mean, old_variance], step);
-    let output = plan.output(&x, [&mean, &variance, &gamma, &beta], step);
+    let output = plan.output(&x, [&mean, &variance, &gamma, &beta], step, onto);
     NormOutput { output, mean, variance, running_mean, running_variance }
 }
 
 /// [`KernelOps::norm_act_again`](crate::ops::KernelOps::norm_act_again) of what [`covers_images`](super::launch::covers_images) allows.
-pub(super) fn norm_act_again(x: CubeTensor, channels: NormChannels<CubeBackend>, step: NormStep) -> CubeTensor {
+pub(super) fn norm_act_again(x: CubeTensor, channels: NormChannels<CubeBackend>, step: NormStep, onto: Maybe<CubeBackend>) -> CubeTensor {
     let x = Pixels::new(x);
-    Plan::new(&x).output(&x, in_order(channels).each_ref(), step)
+    Plan::new(&x).output(&x, in_order(channels).each_ref(), step, onto)
 }
 
 /// [`KernelOps::norm_act_backward`](crate::ops::KernelOps::norm_act_backward) of what [`covers_images`](super::launch::covers_images) allows.

@@ -251,7 +251,7 @@ fn sum_of_channel(own: f32, #[comptime] threads: u32) -> f32 {
     sum
 }
 
-/// `z = gamma (x - mean) rstd + beta`, through SiLU if asked; a thread to a pixel of a channel, for all images.
+/// `z = gamma (x - mean) rstd + beta`, through SiLU and added to `onto` if asked; a thread to a pixel of a channel, for all images.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn norm_output_kernel<E: Float>(
     x: &Tensor<E>,
@@ -259,11 +259,14 @@ pub(crate) fn norm_output_kernel<E: Float>(
     variance: &Tensor<f32>,
     gamma: &Tensor<f32>,
     beta: &Tensor<f32>,
+    onto: &Tensor<E>,
     y: &mut Tensor<E>,
     extent: &Extent,
     x_steps: &Steps,
+    onto_steps: &Steps,
     y_steps: &Steps,
     epsilon: f32,
+    #[comptime] sums: bool,
     #[comptime] silu: bool,
     #[comptime] channels_last: bool,
     #[define(E)] _type: ElemType,
@@ -275,11 +278,15 @@ pub(crate) fn norm_output_kernel<E: Float>(
     let pixel = index_of(extent.channels, extent.pixels, channels_last) as usize;
     let (mean, scale, beta) = (mean[c], gamma[c] * rstd(variance[c], epsilon), beta[c]);
     let from = c * x_steps.channel + pixel * x_steps.pixel;
+    let beside = c * onto_steps.channel + pixel * onto_steps.pixel;
     let to = c * y_steps.channel + pixel * y_steps.pixel;
     for image in 0..extent.images {
         let mut z = (f32::cast_from(x[from + image as usize * x_steps.image]) - mean) * scale + beta;
         if comptime!(silu) {
             z /= 1.0f32 + (-z).exp();
+        }
+        if comptime!(sums) {
+            z += f32::cast_from(onto[beside + image as usize * onto_steps.image]);
         }
         y[to + image as usize * y_steps.image] = E::cast_from(z);
     }

@@ -194,7 +194,7 @@ proptest! {
 /// Normalised and activated; the running statistics, of which nothing is kept, become the batch's.
 fn normed(x: Tensor<4>, gamma: Tensor<1>, beta: Tensor<1>, silu: bool) -> BatchNormed {
     let running = [gamma.clone(), beta.clone()].map(|like| like.detach());
-    batch_norm_silu(x, gamma, beta, running, NormStep { epsilon: 1e-3, silu, momentum: 1.0 })
+    batch_norm_silu(x, gamma, beta, running, NormStep { epsilon: 1e-3, silu, momentum: 1.0 }, None)
 }
 
 /// The derivative of `Σ y weights` along a random direction, by central differences.

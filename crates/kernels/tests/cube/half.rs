@@ -97,9 +97,9 @@ fn normalisation() {
         let step = NormStep { epsilon: 1e-3, silu: true, momentum: 0.3 };
         let all = |x: CubeTensor, dy: CubeTensor| {
             let of = |mean, variance| NormChannels::<CubeBackend> { mean, variance, gamma: channels(3), beta: channels(4) };
-            let y = CubeBackend::norm_act(x.clone(), Maybe::None, of(channels(5), channels(6)), step);
+            let y = CubeBackend::norm_act(x.clone(), Maybe::None, of(channels(5), channels(6)), step, Maybe::None);
             let of = of(y.mean, y.variance);
-            let again = CubeBackend::norm_act_again(x.clone(), of.clone(), step);
+            let again = CubeBackend::norm_act_again(x.clone(), of.clone(), step, Maybe::None);
             let grads = CubeBackend::norm_act_backward(x, of, dy, step);
             [y.output, again, y.running_mean, y.running_variance, grads.x, grads.gamma, grads.beta]
         };

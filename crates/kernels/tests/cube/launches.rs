@@ -95,7 +95,7 @@ fn what_is_kept_is_not_made_again() {
     let config = ConvConfig::new(1, 0, Lowering::Gemm);
     let step = NormStep { epsilon: 1e-3, silu: true, momentum: 0.1 };
     let learnt = |value: f32| channels(value).require_grad();
-    let normed = |y| batch_norm_silu(y, learnt(1.0), learnt(0.0), [channels(0.0), channels(1.0)], step).output;
+    let normed = |y| batch_norm_silu(y, learnt(1.0), learnt(0.0), [channels(0.0), channels(1.0)], step, None).output;
     let run = |keeps: bool| {
         assert_eq!(set_keeps(keeps), !keeps);
         let mut found = Vec::new();

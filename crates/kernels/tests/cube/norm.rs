@@ -43,9 +43,11 @@ impl Case {
         let [old_mean, old_variance] = running;
         let step = NormStep { epsilon: EPSILON, silu: self.silu, momentum: 0.3 };
         let running = NormChannels::<B> { mean: old_mean, variance: old_variance, gamma: gamma.clone(), beta: beta.clone() };
-        let y = B::norm_act(x.clone(), Maybe::None, running, step);
+        // Every other case is added to something: the gradient, for want of another image.
+        let onto = || if self.stream % 2 == 1 { Maybe::<B>::Some(dy.clone()) } else { Maybe::None };
+        let y = B::norm_act(x.clone(), Maybe::None, running, step, onto());
         let channels = NormChannels::<B> { mean: y.mean.clone(), variance: y.variance.clone(), gamma, beta };
-        let again = B::norm_act_again(x.clone(), channels.clone(), step);
+        let again = B::norm_act_again(x.clone(), channels.clone(), step, onto());
         let grads = B::norm_act_backward(x, channels, dy, step);
         [y.output, y.mean, y.variance, grads.x, grads.gamma, grads.beta, again, y.running_mean, y.running_variance]
     }
@@ -144,9 +146,10 @@ pub(crate) fn error_of_moments(conv: support::Case, offset: f32, upload: fn(Tens
     let channels = |stream| data(stream, [conv.co]);
     let [mean, variance, gamma, beta] = [4, 5, 6, 7].map(channels);
     let [mean, variance, gamma, beta] = [mean, variance, gamma, beta].map(cube);
-    let ours = CubeBackend::norm_act(y, moments.into(), NormChannels { mean, variance, gamma, beta }, step);
+    let ours = CubeBackend::norm_act(y, moments.into(), NormChannels { mean, variance, gamma, beta }, step, Maybe::None);
     let [mean, variance, gamma, beta] = [4, 5, 6, 7].map(|stream| flex64(channels(stream)));
-    let exact = Flex::norm_act(flex64(TensorData::new(values, dims)), Maybe::None, NormChannels { mean, variance, gamma, beta }, step);
+    let exact =
+        Flex::norm_act(flex64(TensorData::new(values, dims)), Maybe::None, NormChannels { mean, variance, gamma, beta }, step, Maybe::None);
     let [of_mean, of_variance] = [exact.mean, exact.variance].map(Numbers::into_f32);
     let pairs = [(ours.running_mean, exact.running_mean), (ours.running_variance, exact.running_variance)];
     let running = pairs.map(|(ours, exact)| support::relative(&numbers(ours), &exact.into_f32()));
@@ -192,9 +195,9 @@ fn statistics_where_the_first_value_is_unlike() {
         (0..c).for_each(|channel| values[channel * h * w] = -offset);
         let x = TensorData::new(values, shape);
         let [mean, variance, gamma, beta] = [4, 5, 6, 7].map(|stream| cube(data(stream, [c])));
-        let ours = CubeBackend::norm_act(cube(x.clone()), Maybe::None, NormChannels { mean, variance, gamma, beta }, step);
+        let ours = CubeBackend::norm_act(cube(x.clone()), Maybe::None, NormChannels { mean, variance, gamma, beta }, step, Maybe::None);
         let [mean, variance, gamma, beta] = [4, 5, 6, 7].map(|stream| flex64(data(stream, [c])));
-        let exact = Flex::norm_act(flex64(x), Maybe::None, NormChannels { mean, variance, gamma, beta }, step);
+        let exact = Flex::norm_act(flex64(x), Maybe::None, NormChannels { mean, variance, gamma, beta }, step, Maybe::None);
         let pairs = [(ours.mean, exact.mean, "mean"), (ours.variance, exact.variance, "variance")];
         for (ours, exact, what) in pairs {
             for (ours, exact) in numbers(ours).into_iter().zip(exact.into_f32()) {
@@ -218,7 +221,7 @@ fn a_convolution_leaves_two_launches() {
     let launched = trace(|| {
         let (y, moments) = CubeBackend::conv_joined(Parts(vec![x]), w, conv.config);
         let step = NormStep { epsilon: EPSILON, silu: true, momentum: 0.3 };
-        CubeBackend::norm_act(y, moments.into(), NormChannels { mean, variance, gamma, beta }, step).output
+        CubeBackend::norm_act(y, moments.into(), NormChannels { mean, variance, gamma, beta }, step, Maybe::None).output
     });
     assert_ours(&launched, &[("matmul_moments", 1), ("norm_statistics", 1), ("norm_output", 1)]);
 }

@@ -22,7 +22,7 @@ fn pass(images: Range<usize>, silu: bool, device: &Device) -> [Vec<f32>; 6] {
     let (gamma, beta) = (channel(2), channel(3));
     let running = [Tensor::zeros([c], &device), Tensor::ones([c], &device)];
     let step = NormStep { epsilon: 1e-3, silu, momentum: 0.3 };
-    let y = batch_norm_silu(x.clone(), gamma.clone(), beta.clone(), running, step);
+    let y = batch_norm_silu(x.clone(), gamma.clone(), beta.clone(), running, step, None);
     let grads = (y.output.clone() * mine(image(4))).sum().backward();
     let host = |x: Tensor<1>| x.into_data().try_into_vec_as::<f32>().unwrap();
     let [mean, variance] = y.running.map(host);

@@ -1,9 +1,10 @@
-//! Gradients that meet are added where the second is written.
+//! What is added where something is written: gradients that meet, and the two ends of a shortcut.
 
 use crate::half::{half, has_half};
 use crate::launches::trace;
 use crate::support::{Order, counted, cube, data, device, image, numbers, on_each_device, on_swiftshader, pattern, relative};
 use bellows_kernels::cube::shared_memory_works;
+use bellows_kernels::operands::{Maybe, NormChannels};
 use bellows_kernels::ops::KernelOps;
 use bellows_kernels::planes::{Parts, PlaneOps};
 use bellows_kernels::{ConvConfig, Lowering, NormStep, batch_norm_silu, conv2d, conv2d_for_norm};
@@ -110,6 +111,32 @@ fn takes_no_launch_and_no_memory() {
     assert!(numbers(other) == before && numbers(dx) != before, "what another reads was written to");
 }
 
+/// A normalised image is added to another without a launch, and made again so: to the bit as behind it, in any order in memory.
+#[test]
+fn a_normalised_image() {
+    if !on_each_device("onto::a_normalised_image") {
+        return;
+    }
+    let shape = [2, 5, 7, 9];
+    let step = NormStep { epsilon: 1e-3, silu: true, momentum: 0.1 };
+    let all = |stream| cube(data(stream, [5]));
+    let of = |mean, variance| NormChannels::<CubeBackend> { mean, variance, gamma: all(4), beta: all(5) };
+    for order in [Order::Contiguous, Order::ChannelsLast, Order::Sliced, Order::Swapped] {
+        let [x, onto] = [1, 2].map(|stream| image::<CubeBackend>(order, shape, |len| pattern(stream, len), cube));
+        let run = |onto| CubeBackend::norm_act(x.clone(), Maybe::None, of(all(6), all(7)), step, onto);
+        let alone = run(Maybe::None);
+        let behind = numbers(CubeBackend::add(onto.clone(), alone.output));
+        let mut there = None;
+        let launched = trace(|| there = Some(run(Maybe::Some(onto.clone()))));
+        // Images whose rows lie unevenly are put in order first.
+        let copies = |kernel: &str| kernel.contains("contiguous");
+        assert!(launched.keys().all(|kernel| kernel.contains("bellows_kernels") || copies(kernel)), "{launched:?}");
+        let there = there.unwrap();
+        let again = CubeBackend::norm_act_again(x, of(there.mean, there.variance), step, Maybe::Some(onto));
+        assert!(numbers(there.output) == behind && numbers(again) == behind, "{order:?}");
+    }
+}
+
 /// What two convolutions read has its gradients added by the second, and by no launch of their own; what one of them reads twice, by one.
 #[test]
 fn readers_of_one_image() {
@@ -127,7 +154,7 @@ fn readers_of_one_image() {
         let channels = |value: f32| Tensor::<1>::full([4], value, &device);
         let step = NormStep { epsilon: 1e-3, silu: true, momentum: 0.1 };
         let y = conv2d_for_norm(maps, other, config);
-        let normed = batch_norm_silu(y, channels(1.0), channels(0.5), [channels(0.0), channels(1.0)], step).output;
+        let normed = batch_norm_silu(y, channels(1.0), channels(0.5), [channels(0.0), channels(1.0)], step, None).output;
         let all = conv2d(image, one, None, config) * normed;
         x.grad(&all.sum().backward()).unwrap().into_data().try_into_vec_as::<f32>().unwrap()
     };

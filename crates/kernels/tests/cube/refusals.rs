@@ -69,7 +69,7 @@ fn convolutions(device: &Device) {
 
     let channels = |n: usize| zeros([n], device);
     let step = NormStep { epsilon: 1e-3, silu: true, momentum: 0.1 };
-    let norm = |gamma, beta, running| batch_norm_silu(x(), channels(gamma), channels(beta), [channels(3), channels(running)], step);
+    let norm = |gamma, beta, running| batch_norm_silu(x(), channels(gamma), channels(beta), [channels(3), channels(running)], step, None);
     refused(|| norm(2, 3, 3), "gamma is [2] and not [3]");
     refused(|| norm(3, 4, 3), "beta is [4] and not [3]");
     refused(|| norm(3, 3, 2), "a running statistic is [2] and not [3]");
@@ -266,7 +266,7 @@ fn on_the_way_to_a_kernel() {
         let image = || made([2, 3, 4, 4]);
         let channels = NormChannels::<CubeBackend> { mean: made([3]), variance: made([3]), gamma: made([2]), beta: made([3]) };
         let step = NormStep { epsilon: 1e-3, silu: true, momentum: 0.1 };
-        let norm = || CubeBackend::norm_act_again(image(), channels, step);
+        let norm = || CubeBackend::norm_act_again(image(), channels, step, Maybe::None);
         refused(norm, "norm_output_kernel: tensor 3 has 2 numbers, and 3 are asked for");
         refused(|| CubeBackend::max_pool_same_grad(image(), made([2, 3, 4, 2]), 3), "dy is [2, 3, 4, 2] and not [2, 3, 4, 4]");
         refused(|| CubeBackend::add_to_channels(image(), made([1, 3, 4, 4]), 0), "a part is [1, 3, 4, 4] and not [2, 3, 4, 4]");
@@ -317,7 +317,7 @@ fn of_another_type_on_the_way_to_a_kernel() {
         let channels = || made([3]);
         let channels = NormChannels::<CubeBackend> { mean: channels(), variance: channels(), gamma: channels(), beta: channels() };
         let step = NormStep { epsilon: 1e-3, silu: true, momentum: 0.1 };
-        let norm = || CubeBackend::norm_act(made([2, 3, 4, 4]), Maybe::Some(halves([3, 3, 2])), channels, step);
+        let norm = || CubeBackend::norm_act(made([2, 3, 4, 4]), Maybe::Some(halves([3, 3, 2])), channels, step, Maybe::None);
         refused(norm, "norm_statistics_kernel: tensor 0 is F16, and the kernel steps by F32");
 
         let config = ConvConfig::new(1, 1, Lowering::Gemm);

@@ -92,12 +92,12 @@ impl BatchNorm2d {
         x.device().is_autodiff() && self.training.is_enabled()
     }
 
-    /// Normalises with the batch's own statistics, applies SiLU if `act`, and moves the running statistics.
-    fn train_forward(&self, x: Convolved, act: bool) -> Tensor<4> {
+    /// Normalises with the batch's own statistics, applies SiLU if `act`, adds `onto`, and moves the running statistics.
+    fn train_forward(&self, x: Convolved, act: bool, onto: Option<Tensor<4>>) -> Tensor<4> {
         let (device, states) = (x.device(), [&self.running_mean, &self.running_var]);
         let running = states.map(|state| state.value_sync().to_device(&device));
         let step = NormStep { epsilon: BN_EPSILON, silu: act, momentum: BN_MOMENTUM };
-        let y = batch_norm_silu(x, self.weight.val(), self.bias.val(), running, step);
+        let y = batch_norm_silu(x, self.weight.val(), self.bias.val(), running, step, onto);
         for (state, moved) in states.into_iter().zip(y.running) {
             // Not by its `update`, which divides by the number of threads that made one, in a launch of its own.
             state.clone().map(&mut Replace(Some(moved)));
@@ -162,13 +162,21 @@ impl Conv {
         self.forward_joined(vec![x])
     }
 
-    /// The same of maps side by side along the channels, at least one. Where it trains, they need not be joined.
+    /// [`forward`](Self::forward) added to `onto`, of the result's shape.
+    fn forward_onto(&self, x: Tensor<4>, onto: Tensor<4>) -> Tensor<4> {
+        match &self.bn {
+            Some(bn) if bn.is_training(&x) => bn.train_forward(self.conv.for_norm(vec![x]), self.act, Some(onto)),
+            _ => add(onto, self.forward(x)),
+        }
+    }
+
+    /// [`forward`](Self::forward) of maps side by side along the channels, at least one. Where it trains, they need not be joined.
     pub(super) fn forward_joined(&self, parts: Vec<Tensor<4>>) -> Tensor<4> {
         let Some(bn) = &self.bn else {
             return self.infer(concat(parts), self.conv.weight.val(), self.conv.bias.as_ref().map(Param::val));
         };
         if bn.is_training(&parts[0]) {
-            return bn.train_forward(self.conv.for_norm(parts), self.act);
+            return bn.train_forward(self.conv.for_norm(parts), self.act, None);
         }
         let x = concat(parts);
         let (weight, bias) = self.folded(bn, &x.device());
@@ -214,8 +222,8 @@ impl Bottleneck {
     }
 
     fn forward(&self, x: Tensor<4>) -> Tensor<4> {
-        let y = self.cv2.forward(self.cv1.forward(x.clone()));
-        if self.shortcut { add(x, y) } else { y }
+        let y = self.cv1.forward(x.clone());
+        if self.shortcut { self.cv2.forward_onto(y, x) } else { self.cv2.forward(y) }
     }
 
     /// Whether its input is added to its output.

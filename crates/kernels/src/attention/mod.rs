@@ -52,7 +52,7 @@ pub trait AttentionOps: DecoderOps + MatrixOps {
         scale: f64,
     ) -> (Float<Self>, Float<Self>, Float<Self>) {
         let _ = (y, sums);
-        portable::attend_grad::<Self>(portable::SCORES, q, k, v, first, dy, scale)
+        portable::attend_grad::<Self>(portable::SCORES, [q, k, v, dy], first, scale)
     }
 }
 
@@ -80,7 +80,7 @@ fn ours<const N: usize>(all: [&FlexTensor; N], first: &FlexTensor) -> Option<(Si
 impl AttentionOps for Flex {
     fn attend(q: FlexTensor, k: FlexTensor, v: FlexTensor, first: FlexTensor, scale: f64) -> (FlexTensor, FlexTensor) {
         let Some((sizes, seen)) = ours([&q, &k, &v], &first) else {
-            return portable::attend::<Self>(portable::SCORES, q, k, v, first, scale);
+            return portable::attend::<Self>(portable::SCORES, [q, k, v], first, scale);
         };
         let ([q, k, v], level) = ([q, k, v].map(contiguous), simd::level());
         let Sizes { b, g, group, s, d, .. } = sizes;
@@ -113,7 +113,7 @@ impl AttentionOps for Flex {
         scale: f64,
     ) -> (FlexTensor, FlexTensor, FlexTensor) {
         let Some((sizes, seen)) = ours([&q, &k, &v, &y, &sums, &dy], &first) else {
-            return portable::attend_grad::<Self>(portable::SCORES, q, k, v, first, dy, scale);
+            return portable::attend_grad::<Self>(portable::SCORES, [q, k, v, dy], first, scale);
         };
         let ([q, k, v, y, sums, dy], level) = ([q, k, v, y, sums, dy].map(contiguous), simd::level());
         let Sizes { b, g, group, s, t, d } = sizes;

@@ -33,7 +33,7 @@ pub fn weight_grad(shape: &ConvShape, x: &[f32], dy: &[f32], dw: &mut [f32]) {
     let [block_parts, vector_parts, row_parts] = divide(tiling, lanes, threads, machine().sum_bytes());
     let ranges = |all, parts| split(0..all, parts).collect::<Vec<Range<usize>>>();
     let (blocks, vectors) = (tiling.shape.in_channels.div_ceil(lanes), tiling.shape.out_channels.div_ceil(lanes));
-    let pairs = distribute(tiling, &ranges(blocks, block_parts), &ranges(vectors, vector_parts), lanes, dw);
+    let pairs = distribute(tiling, [&ranges(blocks, block_parts), &ranges(vectors, vector_parts)], lanes, dw);
     let rows = ranges(tiling.rows(), row_parts);
     if let [all] = &rows[..] {
         pairs.into_par_iter().with_max_len(1).for_each(|pair| {
@@ -111,18 +111,12 @@ impl<'a> Pair<'a> {
 }
 
 /// Cuts the gradient into pairs of channel ranges.
-fn distribute<'a>(
-    tiling: &Tiling,
-    block_parts: &[Range<usize>],
-    vector_parts: &[Range<usize>],
-    lanes: usize,
-    dw: &'a mut [f32],
-) -> Vec<Pair<'a>> {
+fn distribute<'a>(tiling: &Tiling, [blocks, vectors]: [&[Range<usize>]; 2], lanes: usize, dw: &'a mut [f32]) -> Vec<Pair<'a>> {
     let mut pairs: Vec<Pair<'a>> = Vec::new();
     let mut filters = dw.chunks_exact_mut(tiling.shape.in_channels * 9);
-    for vectors in vector_parts {
+    for vectors in vectors {
         let first = pairs.len();
-        pairs.extend(block_parts.iter().map(|blocks| Pair { blocks: blocks.clone(), vectors: vectors.clone(), rows: Vec::new() }));
+        pairs.extend(blocks.iter().map(|blocks| Pair { blocks: blocks.clone(), vectors: vectors.clone(), rows: Vec::new() }));
         for mut row in filters.by_ref().take(vectors.len() * lanes) {
             for pair in &mut pairs[first..] {
                 let channels = (pair.blocks.end * lanes).min(tiling.shape.in_channels) - pair.blocks.start * lanes;

@@ -115,7 +115,7 @@ pub(super) fn multiply_as(level: Level, product: &Product<'_>, in_place: bool, p
     let source_cells = Source { channels, ..product.source };
     // Starts are counted from one place, which several tensors do not have.
     let in_place = in_place && form.terms == 1 && source.len() == 1;
-    let mut view = View::new(source_cells, product.step, product.spread, [rows, cols], &taps, product.outputs, in_place);
+    let mut view = View::new(source_cells, [product.step, product.spread], [rows, cols], &taps, product.outputs, in_place);
     let images = out.iter().map(|out| out.len()).sum::<usize>() / (product.outputs * product.height * product.width);
     let panels = product.outputs.div_ceil(form.mr);
     let [strip, panels_per_task] = Division { view: &view, images, panels, taps: taps.len(), form }.best(rayon::current_num_threads());
@@ -422,7 +422,7 @@ mod tests {
     fn check(s: &ConvShape, form: Form) {
         let taps = forward_taps(s);
         let source = Source { channels: s.in_channels, height: s.height, width: s.width };
-        let view = View::new(source, s.stride, [1, 1], [s.out_height(), s.out_width()], &taps, s.out_channels, true);
+        let view = View::new(source, [s.stride, [1, 1]], [s.out_height(), s.out_width()], &taps, s.out_channels, true);
         let panels = s.out_channels.div_ceil(form.mr);
         let division = Division { view: &view, images: s.batch, panels, taps: taps.len(), form };
         let units = if view.pointwise { view.rows.div_ceil(form.nr) } else { view.rows };

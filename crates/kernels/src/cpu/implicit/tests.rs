@@ -57,7 +57,7 @@ fn sources_beyond_32_bits_are_packed() {
     for (channels, direct) in [(40, true), (400, false)] {
         let source = Source { channels, height: 3504, width: 3504 };
         let tap = Tap { row: 0, col: 0, weight: 0 };
-        let mut view = View::new(source, [1, 1], [1, 1], [3504, 3504], &[tap], 160, true);
+        let mut view = View::new(source, [[1, 1]; 2], [3504, 3504], &[tap], 160, true);
         assert_eq!(view.direct, direct);
         view.set_strip(48);
         assert_eq!(view.offset_table(&[tap], 1).len(), channels);

@@ -86,11 +86,8 @@ impl AttentionOps for Flex {
         let Sizes { b, g, group, s, d, .. } = sizes;
         let inputs = Inputs { sizes, q: values(&q), k: values(&k), v: values(&v), first: &seen, scale: scale as f32 };
         let mut y = take(b * g * group * s * d);
-        let done: Vec<(usize, usize, Vec<f32>)> = by_queries(sizes, rayon::current_num_threads(), &mut y)
-            .into_par_iter()
-            .with_max_len(1)
-            .map(|rows| (rows.head, rows.queries.start, forward(level, inputs, rows)))
-            .collect();
+        let tasks = by_queries(sizes, rayon::current_num_threads(), &mut y).into_par_iter().with_max_len(1);
+        let done: Vec<_> = tasks.map(|rows| (rows.head, rows.queries.start, forward(level, inputs, rows))).collect();
         let mut sums = vec![0.0; b * g * group * s];
         for (head, start, rows) in done {
             for (j, rows) in rows.chunks_exact(rows.len() / group).enumerate() {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::heap::{block, forget_advice};
+use super::heap::{advise, block};
 
 /// Requests after which an unwanted block is freed; a training step makes a few hundred.
 pub(super) const PATIENCE: u64 = 4096;
@@ -12,7 +12,7 @@ struct Free(Vec<f32>);
 
 impl Drop for Free {
     fn drop(&mut self) {
-        forget_advice(&mut self.0);
+        advise(&mut self.0, false);
     }
 }
 

@@ -89,11 +89,8 @@ impl Prepared {
 /// `dx` is `[n,ci,h,w]`, overwritten whatever it held. Panics if a length does not fit.
 pub fn data_grad(shape: &ConvShape, lowering: Lowering, precision: Precision, dy: &[f32], w: &[f32], dx: &mut [&mut [f32]]) {
     shape.check(dx.iter().map(|dx| dx.len()), w.len(), dy.len());
-    if dy.is_empty() {
-        dx.iter_mut().for_each(|dx| dx.fill(0.0));
-        return;
-    }
     match dx {
+        _ if dy.is_empty() => dx.iter_mut().for_each(|dx| dx.fill(0.0)),
         [dx] if is_winograd(lowering, precision, shape) => winograd::data_grad(shape, dy, w, dx),
         _ => implicit::data_grad(shape, precision, dy, w, dx),
     }
@@ -104,12 +101,9 @@ pub fn data_grad(shape: &ConvShape, lowering: Lowering, precision: Precision, dy
 /// `dw` is `[co,ci,kh,kw]`, overwritten whatever it held. Panics if a length does not fit.
 pub fn weight_grad(shape: &ConvShape, lowering: Lowering, precision: Precision, x: &[&[f32]], dy: &[f32], dw: &mut [f32]) {
     shape.check(x.iter().map(|x| x.len()), dw.len(), dy.len());
-    if dy.is_empty() {
-        dw.fill(0.0);
-        return;
-    }
     let precision = weight_grad_precision(shape, precision);
     match x {
+        _ if dy.is_empty() => dw.fill(0.0),
         [x] if is_winograd(lowering, precision, shape) => winograd::weight_grad(shape, x, dy, dw),
         _ => implicit::weight_grad(simd::level().of(precision), shape, x, dy, dw),
     }

@@ -344,8 +344,7 @@ impl Place<'_> {
         }
         let spread = product.spread;
         if spread == [1, 1] && view.pitch == view.cols {
-            copy(s, &values[..self.cols], &mut out[self.from..]);
-            return;
+            return copy(s, &values[..self.cols], &mut out[self.from..]);
         }
         let (mut at, end) = (0, self.cols);
         let (mut i, mut j) = (self.from / view.pitch, self.from % view.pitch);

@@ -36,12 +36,11 @@ pub fn weight_grad(shape: &ConvShape, x: &[f32], dy: &[f32], dw: &mut [f32]) {
     let pairs = distribute(tiling, [&ranges(blocks, block_parts), &ranges(vectors, vector_parts)], lanes, dw);
     let rows = ranges(tiling.rows(), row_parts);
     if let [all] = &rows[..] {
-        pairs.into_par_iter().with_max_len(1).for_each(|pair| {
+        return pairs.into_par_iter().with_max_len(1).for_each(|pair| {
             let mut sums = scratch::take(pair.sums_len(lanes));
             accumulate(level, tiling, x, dy, &pair, all, &mut sums);
             pair.gradients(&[&sums], lanes).into_iter().for_each(|task| simd::run(level, task));
         });
-        return;
     }
     let longest = pairs.iter().map(|pair| pair.sums_len(lanes)).max().unwrap_or(0);
     let mut sums = scratch::take(pairs.len() * row_parts * longest);
@@ -96,11 +95,10 @@ impl<'a> Pair<'a> {
         let layout = self.layout(lanes);
         let mut tasks: Vec<Gradient<'b, 'a>> = Vec::new();
         for (i, row) in self.rows.into_iter().enumerate() {
-            let sums = || sums.iter().map(|sums| &sums[i / lanes * layout.block()..][..layout.block()]).collect();
             if i % lanes == 0 {
-                let blocks =
-                    (0..row.len().div_ceil(9 * lanes)).map(|b| Gradient { sums: sums(), layout, first: b * lanes, rows: Vec::new() });
-                tasks.extend(blocks);
+                let sums = || sums.iter().map(|sums| &sums[i / lanes * layout.block()..][..layout.block()]).collect();
+                let blocks = (0..row.len() / 9).step_by(lanes);
+                tasks.extend(blocks.map(|first| Gradient { sums: sums(), layout, first, rows: Vec::new() }));
             }
             let parts = row.chunks_mut(9 * lanes);
             let of_vector = tasks.len() - parts.len();

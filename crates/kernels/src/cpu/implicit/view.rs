@@ -144,11 +144,7 @@ impl View {
 
     /// Cells of a packed strip of `strip` rows.
     pub fn strip_len(&self, strip: usize) -> usize {
-        if self.direct {
-            self.source.channels * strip
-        } else {
-            self.source.channels * self.reach.len() * self.columns.len() * self.plane_of(strip)
-        }
+        self.source.channels * if self.direct { strip } else { self.reach.len() * self.columns.len() * self.plane_of(strip) }
     }
 
     /// Outputs in the run over `rows` output rows, junk between rows included.

@@ -11,7 +11,7 @@ use burn_flex::FlexTensor;
 use rayon::prelude::*;
 
 use crate::buffers::{contiguous, owned, take, tensor, values};
-use crate::cpu::{self, ConvShape, Epilogue, Prepared};
+use crate::cpu::{ConvShape, Epilogue, Prepared};
 use crate::operands::ConvConfig;
 use crate::planes::kernels;
 use crate::shapes;
@@ -81,14 +81,14 @@ impl Convolution {
             None => None,
         };
         let shape = ConvShape::new([1, ci, 0, 0], dims, config.stride, config.padding);
-        let weights = cpu::prepare(&shape, config.lowering, precision, &host(flex(weight)?));
+        let weights = Prepared::new(&shape, config.lowering, precision, &host(flex(weight)?));
         Some(Self { shape, weights, bias, silu })
     }
 
     /// x `[Ci, H, W]` of `size` = (H, W) to out `[Co, Oh, Ow]`.
     pub fn run(&self, [height, width]: [usize; 2], x: &[f32], out: &mut [f32]) {
         let shape = ConvShape { height, width, ..self.shape };
-        cpu::forward_prepared(&shape, &self.weights, x, Epilogue { bias: self.bias.as_deref(), silu: self.silu }, out);
+        self.weights.forward(&shape, &[x], Epilogue { bias: self.bias.as_deref(), silu: self.silu }, out);
     }
 }
 

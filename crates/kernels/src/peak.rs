@@ -6,7 +6,7 @@ use std::time::Instant;
 use half::bf16;
 
 use crate::cpu::machine::machine;
-use crate::cpu::simd::{Group, Offsets, Simd, Starts, Task, Tile, To, level, run};
+use crate::cpu::simd::{Form, Group, Offsets, Simd, Starts, Task, Tile, To, level, run};
 use crate::policy::Precision;
 use crate::products::{Operand, Stored, Term, multiply};
 
@@ -58,17 +58,13 @@ pub fn processor_level(precision: Precision) -> &'static str {
 
 /// How the kernels of this processor cut their work: from the processor's facts by formula, the same in every run.
 pub fn processor_choices() -> String {
-    let (machine, form, kb) = (machine(), level().form(), |bytes: usize| bytes >> 10);
+    let (machine, name, Form { mr, nr, .. }) = (machine(), level().name(), level().form());
+    let sizes =
+        [machine.first.bytes, machine.second.bytes, machine.strip_cells() * size_of::<f32>(), machine.group_bytes(), machine.sum_bytes()];
+    let [first, second, strips, groups, sums] = sizes.map(|bytes| bytes >> 10);
     format!(
-        "{}, tiles of {} x {}, caches of {} and {} KB a core: strips of {} KB, Winograd groups of {} KB and sums of {} KB",
-        level().name(),
-        form.mr,
-        form.nr,
-        kb(machine.first.bytes),
-        kb(machine.second.bytes),
-        kb(machine.strip_cells() * size_of::<f32>()),
-        kb(machine.group_bytes()),
-        kb(machine.sum_bytes())
+        "{name}, tiles of {mr} x {nr}, caches of {first} and {second} KB a core: \
+        strips of {strips} KB, Winograd groups of {groups} KB and sums of {sums} KB"
     )
 }
 

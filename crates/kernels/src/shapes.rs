@@ -39,11 +39,8 @@ pub(crate) fn convolved(x: [usize; 4], weight: [usize; 4], config: &ConvConfig) 
     let ConvConfig { stride, padding, dilation, groups, .. } = *config;
     let numbers = stride.iter().chain(&dilation).chain([&groups]).chain(&weight).chain(&x[2..]);
     assert!(numbers.into_iter().all(|&n| n > 0), "a convolution of {x:?} with {weight:?} by {config:?}");
-    assert!(
-        x[1] == weight[1] * groups && weight[0].is_multiple_of(groups),
-        "{} channels in {groups} groups for a weight of shape {weight:?}",
-        x[1]
-    );
+    let fits = x[1] == weight[1] * groups && weight[0].is_multiple_of(groups);
+    assert!(fits, "{} channels in {groups} groups for a weight of shape {weight:?}", x[1]);
     let size = |axis: usize| {
         let span = dilation[axis] * (weight[2 + axis] - 1) + 1;
         (x[2 + axis] + 2 * padding[axis]).checked_sub(span).map_or(0, |room| room / stride[axis] + 1)

@@ -31,13 +31,7 @@ pub trait UpdateOps: Backend {
     fn sgd_step(weight: Float<Self>, grad: Float<Self>, buffer: Float<Self>, step: Sgd) -> (Float<Self>, Float<Self>);
 
     /// New weight and moments: `w *= keep; g += decay w; m = β1 m + (1 - β1) g; v = β2 v + (1 - β2) g²; w -= rate m / (√v / root + ε)`.
-    fn adam_step(
-        weight: Float<Self>,
-        grad: Float<Self>,
-        first: Float<Self>,
-        second: Float<Self>,
-        step: Adam,
-    ) -> (Float<Self>, Float<Self>, Float<Self>);
+    fn adam_step(w: Float<Self>, g: Float<Self>, m: Float<Self>, v: Float<Self>, step: Adam) -> (Float<Self>, Float<Self>, Float<Self>);
 
     /// `a old + b new`.
     fn blend(old: Float<Self>, new: Float<Self>, a: f64, b: f64) -> Float<Self>;
@@ -58,22 +52,16 @@ pub fn sgd_step(weight: Tensor<1>, grad: Tensor<1>, buffer: Option<Tensor<1>>, s
     (Tensor::from_dispatch(weight), Tensor::from_dispatch(buffer))
 }
 
-/// New weight and moments, all `[K]` and without gradient. See [`UpdateOps::adam_step`]; no moments yet count as zeros.
-pub fn adam_step(
-    weight: Tensor<1>,
-    grad: Tensor<1>,
-    first: Option<Tensor<1>>,
-    second: Option<Tensor<1>>,
-    step: Adam,
-) -> (Tensor<1>, Tensor<1>, Tensor<1>) {
-    shapes::expect("the gradient", grad.dims(), weight.dims());
-    let [first, second] = [first, second].map(|m| {
-        let m = m.unwrap_or_else(|| weight.zeros_like());
-        shapes::expect("a moment", m.dims(), weight.dims());
-        m.into_dispatch()
+/// New weight and moments of weight, gradient and moments, all `[K]` and without gradient. See [`UpdateOps::adam_step`]; no moments yet count as zeros.
+pub fn adam_step(w: Tensor<1>, g: Tensor<1>, m: Option<Tensor<1>>, v: Option<Tensor<1>>, step: Adam) -> (Tensor<1>, Tensor<1>, Tensor<1>) {
+    shapes::expect("the gradient", g.dims(), w.dims());
+    let [m, v] = [m, v].map(|moment| {
+        let moment = moment.unwrap_or_else(|| w.zeros_like());
+        shapes::expect("a moment", moment.dims(), w.dims());
+        moment.into_dispatch()
     });
-    let (weight, first, second) = Dispatch::adam_step(weight.into_dispatch(), grad.into_dispatch(), first, second, step);
-    (Tensor::from_dispatch(weight), Tensor::from_dispatch(first), Tensor::from_dispatch(second))
+    let (w, m, v) = Dispatch::adam_step(w.into_dispatch(), g.into_dispatch(), m, v, step);
+    (Tensor::from_dispatch(w), Tensor::from_dispatch(m), Tensor::from_dispatch(v))
 }
 
 /// `a old + b new`, `[K]`, without gradient; in old's memory if nobody else holds it.
@@ -118,18 +106,10 @@ impl UpdateOps for Flex {
         (tensor(weight, [len]), tensor(buffer, [len]))
     }
 
-    fn adam_step(
-        weight: FlexTensor,
-        grad: FlexTensor,
-        first: FlexTensor,
-        second: FlexTensor,
-        step: Adam,
-    ) -> (FlexTensor, FlexTensor, FlexTensor) {
-        if !all_f32([&weight, &grad, &first, &second]) {
-            return portable::adam_step::<Self>(weight, grad, first, second, step);
-        }
-        let [mut weight, mut first, mut second] = [weight, first, second].map(|t| owned(contiguous(t)));
-        let grad = contiguous(grad);
+    fn adam_step(w: FlexTensor, g: FlexTensor, m: FlexTensor, v: FlexTensor, step: Adam) -> (FlexTensor, FlexTensor, FlexTensor) {
+        let true = all_f32([&w, &g, &m, &v]) else { return portable::adam_step::<Self>(w, g, m, v, step) };
+        let [mut weight, mut first, mut second] = [w, m, v].map(|t| owned(contiguous(t)));
+        let grad = contiguous(g);
         let (rate, root, epsilon) = (step.rate as f32, step.root as f32, step.epsilon as f32);
         let (beta1, rest1) = (step.beta1 as f32, (1.0 - step.beta1) as f32);
         let (beta2, rest2) = (step.beta2 as f32, (1.0 - step.beta2) as f32);

@@ -2,11 +2,10 @@
 
 use std::ops::Range;
 
-use super::blocks::{Inputs, Met, Panels, Rows, Tiles};
+use super::blocks::{Inputs, Panels, Rows, Tiles};
 use super::forward::visible;
 use crate::cpu::machine::{ACROSS, KEYS};
 use crate::cpu::scratch;
-use crate::cpu::simd::Simd;
 use crate::products::{Operand, Stored};
 use crate::tasks::task;
 
@@ -22,8 +21,9 @@ task! {
     /// Computes the gradient of some queries.
     pub(super) fn query_grads<S>(s, inputs: Inputs<'a>, above: Above<'a>, rows: Rows<'a>) {
         let Inputs { sizes, scale, .. } = inputs;
-        let Met { keys, values, first, start, end } = rows.met(&inputs);
+        let (first, Range { start, end }) = inputs.met(&rows);
         let Rows { head, queries, mut out } = rows;
+        let [keys, values] = [inputs.k, inputs.v].map(|of| inputs.keys(of, head));
         let (d, group, count) = (sizes.d, sizes.group, queries.len());
 
         let pack = |of, j| Panels::of(s, &inputs.queries(of, head * group + j)[queries.start * d..queries.end * d], d);
@@ -67,7 +67,7 @@ task! {
 task! {
     /// Computes the gradients of some keys of a key head, and of their values: rows of dk and dv.
     pub(super) fn key_grads<S>(s, inputs: Inputs<'a>, above: Above<'a>, key_head: usize, keys: Range<usize>, out: [Vec<&'a mut [f32]>; 2]) {
-        let (Inputs { sizes, .. }, mut out) = (inputs, out);
+        let (Inputs { sizes, scale, .. }, mut out) = (inputs, out);
         let (d, group, count) = (sizes.d, sizes.group, keys.len());
         let part = keys.start * d..keys.end * d;
         let panels = [inputs.k, inputs.v].map(|of| Panels::of(s, &inputs.keys(of, key_head)[part.clone()], d));
@@ -91,8 +91,23 @@ task! {
                     panels.times(s, &tiles, &mut rows, false);
                 }
                 let [p, ds] = &mut blocks;
-                for (i, (p, ds)) in p.chunks_exact_mut(ACROSS).zip(ds.chunks_exact_mut(ACROSS)).enumerate() {
-                    above.probabilities(s, &inputs, keys.start + i, [key_head, head], queries.clone(), [p, ds]);
+                for (key, (p, ds)) in keys.clone().zip(p.chunks_exact_mut(ACROSS).zip(ds.chunks_exact_mut(ACROSS))) {
+                    // Queries from this one on are behind the key.
+                    let seeing = visible((key + sizes.s).saturating_sub(sizes.t)..sizes.s, queries.clone());
+                    p[..seeing.start].fill(0.0);
+                    ds[..seeing.start].fill(0.0);
+                    let query = queries.start + seeing.start;
+                    let (first, at) = (&inputs.first(key_head)[query..], head * sizes.s + query);
+                    // Scores become probabilities, and their slopes those of the scores.
+                    for (v, (p, ds)) in p[seeing.clone()].chunks_mut(S::LANES).zip(ds[seeing].chunks_mut(S::LANES)).enumerate() {
+                        let (n, at) = (p.len(), at + v * S::LANES);
+                        let sum = s.load_part(&above.sums[at..], n);
+                        s.store_part(s.exp(s.sub(s.mul(s.load_part(p, n), s.splat(scale)), sum)), p, n);
+                        // Queries of other documents.
+                        p.iter_mut().zip(&first[v * S::LANES..]).filter(|(_, first)| **first > key).for_each(|(p, _)| *p = 0.0);
+                        let slope = s.sub(s.load_part(ds, n), s.load_part(&above.dots[at..], n));
+                        s.store_part(s.mul(s.mul(s.load_part(p, n), slope), s.splat(scale)), ds, n);
+                    }
                 }
                 // dk from ds and q, dv from p and dy.
                 for ((block, out), queried) in blocks.iter().rev().zip(&mut out).zip(of_queries) {
@@ -101,39 +116,6 @@ task! {
                     weights.times(s, &tiles, out, true);
                 }
             }
-        }
-    }
-}
-
-impl Above<'_> {
-    /// Of key `key` of a key head and some queries of a head: scores to probabilities, and their slopes to those of the scores.
-    #[inline(always)]
-    fn probabilities<S: Simd>(
-        &self,
-        s: S,
-        inputs: &Inputs<'_>,
-        key: usize,
-        [key_head, head]: [usize; 2],
-        queries: Range<usize>,
-        [p, ds]: [&mut [f32]; 2],
-    ) {
-        let &Inputs { sizes, scale, .. } = inputs;
-        let (p, ds) = (&mut p[..queries.len()], &mut ds[..queries.len()]);
-        // Queries from this one on are behind the key.
-        let seeing = visible((key + sizes.s).saturating_sub(sizes.t)..sizes.s, queries.clone());
-        p[..seeing.start].fill(0.0);
-        ds[..seeing.start].fill(0.0);
-        let at = head * sizes.s + queries.start + seeing.start;
-        let first = &inputs.first(key_head)[queries.start + seeing.start..];
-        let (p, ds) = (&mut p[seeing.clone()], &mut ds[seeing]);
-        for (v, (p, ds)) in p.chunks_mut(S::LANES).zip(ds.chunks_mut(S::LANES)).enumerate() {
-            let (n, at) = (p.len(), at + v * S::LANES);
-            let sum = s.load_part(&self.sums[at..], n);
-            s.store_part(s.exp(s.sub(s.mul(s.load_part(p, n), s.splat(scale)), sum)), p, n);
-            // Queries of other documents.
-            p.iter_mut().zip(&first[v * S::LANES..]).filter(|(_, first)| **first > key).for_each(|(p, _)| *p = 0.0);
-            let slope = s.sub(s.load_part(ds, n), s.load_part(&self.dots[at..], n));
-            s.store_part(s.mul(s.mul(s.load_part(p, n), slope), s.splat(scale)), ds, n);
         }
     }
 }

@@ -48,6 +48,16 @@ impl<'a> Inputs<'a> {
         let Sizes { g, s, .. } = self.sizes;
         &self.first[head / g * s..][..s]
     }
+
+    /// The first keys of the queries of some rows, and the keys they meet: from the first that any query of the same most rows of a task sees to the
+    /// last that the last one of these does.
+    pub(super) fn met(&self, rows: &Rows<'_>) -> (&'a [usize], Range<usize>) {
+        let (all, most) = (self.first(rows.head), most_queries(self.sizes.group));
+        let end = self.sizes.position(rows.queries.end - 1) + 1;
+        let block = all.chunks(most).nth(rows.queries.start / most).unwrap_or_default();
+        let start = block.iter().copied().min().unwrap_or(0).min(end);
+        (&all[rows.queries.clone()], start..end)
+    }
 }
 
 /// The queries `from..end` of all heads of a group.
@@ -57,27 +67,6 @@ pub(super) struct Rows<'a> {
     pub queries: Range<usize>,
     /// The result's rows, `d` long, head by head.
     pub out: Vec<&'a mut [f32]>,
-}
-
-pub(super) struct Met<'a> {
-    /// `[T, d]`.
-    pub keys: &'a [f32],
-    pub values: &'a [f32],
-    pub first: &'a [usize],
-    /// The first key that any query of the same most rows of a task sees, and the end of those that the last one of these does.
-    pub start: usize,
-    pub end: usize,
-}
-
-impl Rows<'_> {
-    pub(super) fn met<'a>(&self, inputs: &Inputs<'a>) -> Met<'a> {
-        let (all, most) = (inputs.first(self.head), most_queries(inputs.sizes.group));
-        let end = inputs.sizes.position(self.queries.end - 1) + 1;
-        let block = all.chunks(most).nth(self.queries.start / most).unwrap_or_default();
-        let start = block.iter().copied().min().unwrap_or(0).min(end);
-        let first = &all[self.queries.clone()];
-        Met { keys: inputs.keys(inputs.k, self.head), values: inputs.keys(inputs.v, self.head), first, start, end }
-    }
 }
 
 /// The tasks of a result `[B, H, S, d]`, those that see most keys first.

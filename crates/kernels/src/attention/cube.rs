@@ -87,7 +87,7 @@ impl AttentionOps for CubeBackend {
     #[expect(unsafe_code, reason = "see SAFETY")]
     fn attend(q: CubeTensor, k: CubeTensor, v: CubeTensor, first: IntTensor<Self>, scale: f64) -> (CubeTensor, CubeTensor) {
         if !covers(&q, &k, &v, &first) {
-            return portable::attend::<Self>(portable::SCORES, q, k, v, first, scale);
+            return portable::attend::<Self>(portable::SCORES, [q, k, v], first, scale);
         }
         let ([q, k, v], first) = ([q, k, v].map(in_lines), into_contiguous(first));
         check(&q, &k, &v, &first);
@@ -128,7 +128,7 @@ impl AttentionOps for CubeBackend {
         scale: f64,
     ) -> (CubeTensor, CubeTensor, CubeTensor) {
         if !covers(&q, &k, &v, &first) {
-            return portable::attend_grad::<Self>(portable::SCORES, q, k, v, first, dy, scale);
+            return portable::attend_grad::<Self>(portable::SCORES, [q, k, v, dy], first, scale);
         }
         let ([q, k, v, y, dy], first) = ([q, k, v, y, dy].map(in_lines), into_contiguous(first));
         check(&q, &k, &v, &first);

@@ -1,6 +1,8 @@
 //! The forward pass: a block of queries, with the running maximum and sum of each row, meets its keys block by block.
 
-use super::blocks::{Inputs, Met, Panels, Rows, Tiles};
+use std::ops::Range;
+
+use super::blocks::{Inputs, Panels, Rows, Tiles};
 use crate::cpu::machine::ACROSS;
 use crate::cpu::scratch;
 use crate::cpu::simd::{MAX_LANES, Simd};
@@ -12,8 +14,9 @@ task! {
     /// Computes the result of some queries, and the logarithms of their sums, by row.
     pub(super) fn forward<S>(s, inputs: Inputs<'a>, rows: Rows<'a>) -> Vec<f32> {
         let Inputs { sizes, scale, .. } = inputs;
-        let Met { keys, values, first, start, end } = rows.met(&inputs);
+        let (first, Range { start, end }) = inputs.met(&rows);
         let Rows { head, queries, mut out } = rows;
+        let [keys, values] = [inputs.k, inputs.v].map(|of| inputs.keys(of, head));
         let (d, group, count) = (sizes.d, sizes.group, queries.len());
 
         let panels: Vec<Panels> = (0..group)
@@ -52,14 +55,14 @@ task! {
 
 /// The part of the keys `block` that lies in `seen`, counted from the block's first.
 #[inline(always)]
-pub(super) fn visible(seen: std::ops::Range<usize>, block: std::ops::Range<usize>) -> std::ops::Range<usize> {
+pub(super) fn visible(seen: Range<usize>, block: Range<usize>) -> Range<usize> {
     let clip = |at: usize| at.clamp(block.start, block.end) - block.start;
     clip(seen.start)..clip(seen.end).max(clip(seen.start))
 }
 
 /// Scores to `exp(scale score - max)`, 0 where no key is seen. The maximum grows: what has been summed up so far, `y` included, shrinks with it.
 #[inline(always)]
-fn soften<S: Simd>(s: S, row: &mut [f32], seen: std::ops::Range<usize>, scale: f32, (max, sum): &mut (f32, f32), y: &mut [f32]) {
+fn soften<S: Simd>(s: S, row: &mut [f32], seen: Range<usize>, scale: f32, (max, sum): &mut (f32, f32), y: &mut [f32]) {
     row[..seen.start].fill(0.0);
     row[seen.end..].fill(0.0);
     let row = &mut row[seen];

@@ -52,7 +52,7 @@ pub trait AttentionOps: DecoderOps + MatrixOps {
         scale: f64,
     ) -> (Float<Self>, Float<Self>, Float<Self>) {
         let _ = (y, sums);
-        portable::attend_grad::<Self>(portable::SCORES, q, k, v, first, dy, scale)
+        portable::attend_grad::<Self>(portable::SCORES, [q, k, v, dy], first, scale)
     }
 }
 
@@ -80,17 +80,14 @@ fn ours<const N: usize>(all: [&FlexTensor; N], first: &FlexTensor) -> Option<(Si
 impl AttentionOps for Flex {
     fn attend(q: FlexTensor, k: FlexTensor, v: FlexTensor, first: FlexTensor, scale: f64) -> (FlexTensor, FlexTensor) {
         let Some((sizes, seen)) = ours([&q, &k, &v], &first) else {
-            return portable::attend::<Self>(portable::SCORES, q, k, v, first, scale);
+            return portable::attend::<Self>(portable::SCORES, [q, k, v], first, scale);
         };
         let ([q, k, v], level) = ([q, k, v].map(contiguous), simd::level());
         let Sizes { b, g, group, s, d, .. } = sizes;
         let inputs = Inputs { sizes, q: values(&q), k: values(&k), v: values(&v), first: &seen, scale: scale as f32 };
         let mut y = take(b * g * group * s * d);
-        let done: Vec<(usize, usize, Vec<f32>)> = by_queries(sizes, rayon::current_num_threads(), &mut y)
-            .into_par_iter()
-            .with_max_len(1)
-            .map(|rows| (rows.head, rows.queries.start, forward(level, inputs, rows)))
-            .collect();
+        let tasks = by_queries(sizes, rayon::current_num_threads(), &mut y).into_par_iter().with_max_len(1);
+        let done: Vec<_> = tasks.map(|rows| (rows.head, rows.queries.start, forward(level, inputs, rows))).collect();
         let mut sums = vec![0.0; b * g * group * s];
         for (head, start, rows) in done {
             for (j, rows) in rows.chunks_exact(rows.len() / group).enumerate() {
@@ -113,7 +110,7 @@ impl AttentionOps for Flex {
         scale: f64,
     ) -> (FlexTensor, FlexTensor, FlexTensor) {
         let Some((sizes, seen)) = ours([&q, &k, &v, &y, &sums, &dy], &first) else {
-            return portable::attend_grad::<Self>(portable::SCORES, q, k, v, first, dy, scale);
+            return portable::attend_grad::<Self>(portable::SCORES, [q, k, v, dy], first, scale);
         };
         let ([q, k, v, y, sums, dy], level) = ([q, k, v, y, sums, dy].map(contiguous), simd::level());
         let Sizes { b, g, group, s, t, d } = sizes;

@@ -87,9 +87,7 @@ fn probabilities<B: DecoderOps + MatrixOps>(q: Float<B>, k: Float<B>, first: Int
 /// By parts of at most so many scores: [`SCORES`], but for the test.
 pub(super) fn attend<B: DecoderOps + MatrixOps>(
     most: usize,
-    q: Float<B>,
-    k: Float<B>,
-    v: Float<B>,
+    [q, k, v]: [Float<B>; 3],
     first: IntTensor<B>,
     scale: f64,
 ) -> (Float<B>, Float<B>) {
@@ -108,11 +106,8 @@ pub(super) fn attend<B: DecoderOps + MatrixOps>(
 /// By parts of at most so many scores: [`SCORES`], but for the test.
 pub(super) fn attend_grad<B: DecoderOps + MatrixOps>(
     most: usize,
-    q: Float<B>,
-    k: Float<B>,
-    v: Float<B>,
+    [q, k, v, dy]: [Float<B>; 4],
     first: IntTensor<B>,
-    dy: Float<B>,
     scale: f64,
 ) -> (Float<B>, Float<B>, Float<B>) {
     let mut dq = Vec::new();
@@ -160,8 +155,9 @@ mod tests {
         let first: Vec<i64> = (0..b * s).map(|i| [0, 0, 2, 3][i % 4]).collect();
         let first = FlexTensor::from_data(TensorData::new(first, [b, s]));
         let all = |most| {
-            let y = attend::<Flex>(most, q.clone(), k.clone(), v.clone(), first.clone(), scale).0;
-            let (dq, dk, dv) = attend_grad::<Flex>(most, q.clone(), k.clone(), v.clone(), first.clone(), dy.clone(), scale);
+            let [q, k, v, dy] = [&q, &k, &v, &dy].map(Clone::clone);
+            let y = attend::<Flex>(most, [&q, &k, &v].map(Clone::clone), first.clone(), scale).0;
+            let (dq, dk, dv) = attend_grad::<Flex>(most, [q, k, v, dy], first.clone(), scale);
             [y, dq, dk, dv].map(|x| x.into_data().try_into_vec_as::<f32>().unwrap())
         };
         let whole = all(usize::MAX);

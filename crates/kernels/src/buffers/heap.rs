@@ -18,14 +18,9 @@ pub(super) fn block(len: usize) -> Vec<f32> {
     block
 }
 
-/// Of a block that will be freed: its pages are no longer asked for as large ones. Of the allocator's heap the advice would outlive the block, and
-/// whatever small thing comes to lie there would take a large page.
-pub(super) fn forget_advice(block: &mut Vec<f32>) {
-    advise(block, false);
-}
-
-/// Changes no value, and what the system cannot do it leaves.
-fn advise(block: &mut Vec<f32>, large: bool) {
+/// Asks for a block's pages as large ones, or, of a block that will be freed, no longer: of the allocator's heap the advice would outlive the block, and
+/// whatever small thing comes to lie there would take a large page. Changes no value, and what the system cannot do it leaves.
+pub(super) fn advise(block: &mut Vec<f32>, large: bool) {
     let pages = large_pages(block.as_ptr().addr(), size_of::<f32>() * block.capacity());
     #[cfg(all(target_os = "linux", target_env = "gnu", not(miri)))]
     if !pages.is_empty() {
@@ -82,7 +77,7 @@ mod tests {
         // A system without large pages takes no advice.
         if std::path::Path::new("/sys/kernel/mm/transparent_hugepage").exists() {
             assert!(flagged(page, "hg"));
-            forget_advice(&mut block);
+            advise(&mut block, false);
             assert!(!flagged(page, "hg"));
         }
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::heap::{block, forget_advice};
+use super::heap::{advise, block};
 
 /// Requests after which an unwanted block is freed; a training step makes a few hundred.
 pub(super) const PATIENCE: u64 = 4096;
@@ -12,7 +12,7 @@ struct Free(Vec<f32>);
 
 impl Drop for Free {
     fn drop(&mut self) {
-        forget_advice(&mut self.0);
+        advise(&mut self.0, false);
     }
 }
 
@@ -50,13 +50,7 @@ impl Pool {
         }
         let fits = self.free.range_mut(len..=len + len / 8).find_map(|(_, blocks)| blocks.pop());
         let found = fits.or_else(|| self.earlier.range_mut(len..).find_map(|(_, blocks)| blocks.pop()));
-        let mut block = found.map_or_else(
-            || {
-                self.make_room(len);
-                block(len)
-            },
-            |(_, mut block)| std::mem::take(&mut block.0),
-        );
+        let mut block = found.map_or_else(|| self.fresh(len), |(_, mut block)| std::mem::take(&mut block.0));
         block.resize(len, 0.0);
         block
     }
@@ -76,16 +70,17 @@ impl Pool {
         self.most = self.held;
     }
 
-    /// Frees blocks of earlier batches, all too small by now, for one of `len` values.
-    fn make_room(&mut self, len: usize) {
+    /// A block of `len` values from the system, for which blocks of earlier batches, all too small by now, are freed.
+    fn fresh(&mut self, len: usize) -> Vec<f32> {
         let mut freed = 0;
         while freed < len {
-            let Some((capacity, mut blocks)) = self.earlier.pop_last() else { return };
+            let Some((capacity, mut blocks)) = self.earlier.pop_last() else { break };
             if blocks.pop().is_some() {
                 freed += capacity;
                 self.earlier.insert(capacity, blocks);
             }
         }
+        block(len)
     }
 
     /// A tensor holds a block of `capacity` now, wherever it came from.

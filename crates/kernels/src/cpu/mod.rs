@@ -34,13 +34,6 @@ pub fn takes_parts(lowering: Lowering, precision: Precision, shape: &ConvShape) 
     !is_winograd(lowering, precision, shape)
 }
 
-/// Panics unless the tensors of a forward pass have this shape.
-fn check_forward(shape: &ConvShape, x: &[&[f32]], weights: usize, epilogue: Epilogue<'_>, out: &[f32]) {
-    shape.check(x.iter().map(|x| x.len()), weights, out.len());
-    let bias = epilogue.bias.map_or(shape.out_channels, <[f32]>::len);
-    assert_eq!(bias, shape.out_channels, "length of the bias of {shape:?}");
-}
-
 /// `out[n,co,i,j] = epilogue(sum x[n, ci, i*sh + kh - ph, j*sw + kw - pw] * w[co,ci,kh,kw])`.
 ///
 /// `x` is `[n,ci,h,w]`, `w` `[co,ci,kh,kw]`, `out` `[n,co,oh,ow]`, overwritten whatever it held. Panics if a length does not fit.
@@ -53,11 +46,8 @@ pub fn forward(
     epilogue: Epilogue<'_>,
     out: &mut [f32],
 ) {
-    check_forward(shape, x, w.len(), epilogue, out);
-    if !out.is_empty() {
-        let winograd = x.len() == 1 && is_winograd(lowering, precision, shape);
-        Prepared::new(shape, winograd, precision, w, scratch::take).run(shape, x, epilogue, out);
-    }
+    let winograd = x.len() == 1 && is_winograd(lowering, precision, shape);
+    Prepared::of(shape, winograd, precision, w, scratch::take).forward(shape, x, epilogue, out);
 }
 
 /// Weights of a forward pass as its kernel reads them, transformed or packed once for any batch and any size of image.
@@ -68,32 +58,29 @@ pub struct Prepared {
 }
 
 impl Prepared {
+    /// Of weights `[co,ci,kh,kw]`; of `shape` batch, height and width are not asked.
+    pub fn new(shape: &ConvShape, lowering: Lowering, precision: Precision, w: &[f32]) -> Self {
+        Self::of(shape, is_winograd(lowering, precision, shape), precision, w, scratch::keep)
+    }
+
     /// In memory from the pool, or of their own.
-    fn new(shape: &ConvShape, winograd: bool, precision: Precision, w: &[f32], room: fn(usize) -> scratch::Buffer) -> Self {
+    fn of(shape: &ConvShape, winograd: bool, precision: Precision, w: &[f32], room: fn(usize) -> scratch::Buffer) -> Self {
+        assert_eq!(w.len(), shape.weight_len(), "length of the weights of {shape:?}");
         let level = if winograd { simd::level() } else { simd::level().of(precision) };
         let prepare = if winograd { winograd::prepare } else { implicit::prepare };
         Self { level, winograd, values: prepare(level, shape, w, room) }
     }
 
-    fn run(&self, shape: &ConvShape, x: &[&[f32]], epilogue: Epilogue<'_>, out: &mut [f32]) {
+    /// [`forward`] with these weights, prepared for `shape` but for its batch, height and width: the same bits.
+    pub fn forward(&self, shape: &ConvShape, x: &[&[f32]], epilogue: Epilogue<'_>, out: &mut [f32]) {
+        shape.check(x.iter().map(|x| x.len()), shape.weight_len(), out.len());
+        let bias = epilogue.bias.map_or(shape.out_channels, <[f32]>::len);
+        assert_eq!(bias, shape.out_channels, "length of the bias of {shape:?}");
         match x {
+            _ if out.is_empty() => {}
             [x] if self.winograd => winograd::forward(self.level, shape, &self.values, x, epilogue, out),
             _ => implicit::forward(self.level, shape, &self.values, x, epilogue, out),
         }
-    }
-}
-
-/// Prepares weights `[co,ci,kh,kw]`; of `shape` batch, height and width are not asked.
-pub fn prepare(shape: &ConvShape, lowering: Lowering, precision: Precision, w: &[f32]) -> Prepared {
-    assert_eq!(w.len(), shape.weight_len(), "length of the weights of {shape:?}");
-    Prepared::new(shape, is_winograd(lowering, precision, shape), precision, w, scratch::keep)
-}
-
-/// [`forward`] with weights that were prepared for `shape`, but for its batch, height and width: the same bits.
-pub fn forward_prepared(shape: &ConvShape, weights: &Prepared, x: &[f32], epilogue: Epilogue<'_>, out: &mut [f32]) {
-    check_forward(shape, &[x], shape.weight_len(), epilogue, out);
-    if !out.is_empty() {
-        weights.run(shape, &[x], epilogue, out);
     }
 }
 
@@ -102,11 +89,8 @@ pub fn forward_prepared(shape: &ConvShape, weights: &Prepared, x: &[f32], epilog
 /// `dx` is `[n,ci,h,w]`, overwritten whatever it held. Panics if a length does not fit.
 pub fn data_grad(shape: &ConvShape, lowering: Lowering, precision: Precision, dy: &[f32], w: &[f32], dx: &mut [&mut [f32]]) {
     shape.check(dx.iter().map(|dx| dx.len()), w.len(), dy.len());
-    if dy.is_empty() {
-        dx.iter_mut().for_each(|dx| dx.fill(0.0));
-        return;
-    }
     match dx {
+        _ if dy.is_empty() => dx.iter_mut().for_each(|dx| dx.fill(0.0)),
         [dx] if is_winograd(lowering, precision, shape) => winograd::data_grad(shape, dy, w, dx),
         _ => implicit::data_grad(shape, precision, dy, w, dx),
     }
@@ -117,12 +101,9 @@ pub fn data_grad(shape: &ConvShape, lowering: Lowering, precision: Precision, dy
 /// `dw` is `[co,ci,kh,kw]`, overwritten whatever it held. Panics if a length does not fit.
 pub fn weight_grad(shape: &ConvShape, lowering: Lowering, precision: Precision, x: &[&[f32]], dy: &[f32], dw: &mut [f32]) {
     shape.check(x.iter().map(|x| x.len()), dw.len(), dy.len());
-    if dy.is_empty() {
-        dw.fill(0.0);
-        return;
-    }
     let precision = weight_grad_precision(shape, precision);
     match x {
+        _ if dy.is_empty() => dw.fill(0.0),
         [x] if is_winograd(lowering, precision, shape) => winograd::weight_grad(shape, x, dy, dw),
         _ => implicit::weight_grad(simd::level().of(precision), shape, x, dy, dw),
     }

@@ -54,10 +54,8 @@ impl ConvShape {
     /// Panics unless the tensors have this shape, each part of the input some whole channels of every image.
     pub(super) fn check(&self, mut parts: impl Iterator<Item = usize> + Clone, weights: usize, output: usize) {
         let sizes = [self.in_channels, self.out_channels, self.height, self.width];
-        assert!(
-            sizes.iter().chain(&self.kernel).chain(&self.stride).all(|&n| n > 0),
-            "a size of zero (only the batch may be empty): {self:?}"
-        );
+        let some = sizes.iter().chain(&self.kernel).chain(&self.stride).all(|&n| n > 0);
+        assert!(some, "a size of zero (only the batch may be empty): {self:?}");
         assert_eq!(parts.clone().sum::<usize>(), self.input_len(), "length of the input of {self:?}");
         assert_eq!(weights, self.weight_len(), "length of the weights of {self:?}");
         assert_eq!(output, self.output_len(), "length of the output of {self:?}");

@@ -168,21 +168,20 @@ fn positive(l: &Positive, x: &[f32], shape: [usize; 3], [of_box, of_sides]: [&mu
 
 impl ForegroundOps for Flex {
     fn foreground_terms(x: FlexTensor, background: FlexTensor, learning: Learning) -> (FlexTensor, FlexTensor, FlexTensor) {
-        let foreground = learning.chosen();
-        let (shape, m) = (x.shape().dims(), foreground.positives.len());
+        let Foreground { positives, gains, norm } = learning.chosen();
+        let (shape, m) = (x.shape().dims(), positives.len());
         let x = contiguous(x);
         let background = values(&contiguous(background))[0];
         let mut slopes = vec![0.0; 2 * m * SIDES];
         let (of_box, of_sides) = slopes.split_at_mut(m * SIDES);
-        let each = foreground.positives.par_iter().zip(of_box.par_chunks_mut(SIDES)).zip(of_sides.par_chunks_mut(SIDES));
-        let terms: Vec<[f64; 3]> =
-            each.with_min_len(POSITIVES).map(|((l, b), s)| positive(l, values(&x), shape, [b, s], foreground.gains)).collect();
+        let each = positives.par_iter().zip(of_box.par_chunks_mut(SIDES)).zip(of_sides.par_chunks_mut(SIDES)).with_min_len(POSITIVES);
+        let terms: Vec<[f64; 3]> = each.map(|((l, b), s)| positive(l, values(&x), shape, [b, s], *gains)).collect();
         // From zero: the sum of nothing is -0.
         let sum = |i: usize| terms.iter().fold(0.0, |sum, t| sum + t[i]);
-        let [on_box, on_class, on_sides] = foreground.gains.map(f64::from);
-        let class = f64::from(background) / f64::from(foreground.norm) - sum(1);
+        let [on_box, on_class, on_sides] = gains.map(f64::from);
+        let class = f64::from(background) / f64::from(*norm) - sum(1);
         let terms = [on_box * sum(0), on_class * class, on_sides * sum(2)];
-        let of_sum = (on_class / f64::from(foreground.norm)) as f32;
+        let of_sum = (on_class / f64::from(*norm)) as f32;
         (tensor(terms.map(|t| t as f32).to_vec(), [3]), tensor(slopes, [2, m, SIDES]), tensor(vec![of_sum], [1]))
     }
 

@@ -143,9 +143,7 @@ impl LogitOps for Flex {
 
     fn softplus_sum_grad(slope: FlexTensor, dy: FlexTensor, start: usize, total: usize) -> FlexTensor {
         let [b, len, a] = slope.shape().dims();
-        if !all_f32([&slope, &dy]) || b * len * a == 0 {
-            return portable::softplus_sum_grad::<Self>(slope, dy, start, total);
-        }
+        let true = (all_f32([&slope, &dy]) && b * len * a > 0) else { return portable::softplus_sum_grad::<Self>(slope, dy, start, total) };
         let (slope, dy) = (contiguous(slope), contiguous(dy));
         let (slope, dy) = (values(&slope), values(&dy)[0]);
         let fill = |(i, row): (usize, &mut [f32])| match (i % total).checked_sub(start) {

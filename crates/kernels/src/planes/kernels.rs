@@ -117,15 +117,14 @@ fn window_max(x: &[f32], step: usize, reach: usize, out: &mut [f32]) {
 /// Separable: the maximum of each row's window, then of those along the columns.
 pub(crate) fn max_pool(x: &[f32], [height, width]: [usize; 2], kernel: usize, out: &mut [f32]) {
     let (plane, reach) = (height * width, kernel / 2);
-    out.par_chunks_mut(plane.max(1)).zip(x.par_chunks(plane.max(1))).with_min_len(worth_a_task(plane)).for_each_init(
-        || vec![0.0; plane],
-        |rows, (out, x)| {
-            for (row, x) in rows.chunks_exact_mut(width).zip(x.chunks_exact(width)) {
-                window_max(x, 1, reach, row);
-            }
-            window_max(rows, width, reach, out);
-        },
-    );
+    let planes = out.par_chunks_mut(plane.max(1)).zip(x.par_chunks(plane.max(1))).with_min_len(worth_a_task(plane));
+    let room = || vec![0.0; plane];
+    planes.for_each_init(room, |rows, (out, x)| {
+        for (row, x) in rows.chunks_exact_mut(width).zip(x.chunks_exact(width)) {
+            window_max(x, 1, reach, row);
+        }
+        window_max(rows, width, reach, out);
+    });
 }
 
 /// Sends each dy to the first maximum of its window: the first row that holds the maximum, in it the first column.
@@ -133,25 +132,23 @@ pub(super) fn max_pool_grad(x: &[f32], dy: &[f32], [height, width]: [usize; 2], 
     let (plane, reach) = (height * width, kernel / 2);
     let window = |at: usize, size: usize| at.saturating_sub(reach)..(at + reach + 1).min(size);
     let planes = dx.par_chunks_mut(plane.max(1)).zip(x.par_chunks(plane.max(1))).zip(dy.par_chunks(plane.max(1)));
-    planes.with_min_len(worth_a_task(plane)).for_each_init(
-        || vec![0; plane],
-        |firsts, ((dx, x), dy)| {
-            // For each pixel the place of the first maximum of its row's window.
-            for (i, first) in firsts.iter_mut().enumerate() {
-                let row = i - i % width;
-                let mut columns = window(i - row, width).map(|c| row + c);
-                let start = columns.next().unwrap_or(i);
-                *first = columns.fold(start, |best, c| if greater(x[best], x[c]) { c } else { best });
-            }
-            dx.fill(0.0);
-            for (i, &dy) in dy.iter().enumerate() {
-                let column = i % width;
-                let mut rows = window(i / width, height).map(|r| firsts[r * width + column]);
-                let start = rows.next().unwrap_or(i);
-                dx[rows.fold(start, |best, c| if greater(x[best], x[c]) { c } else { best })] += dy;
-            }
-        },
-    );
+    let room = || vec![0; plane];
+    planes.with_min_len(worth_a_task(plane)).for_each_init(room, |firsts, ((dx, x), dy)| {
+        // For each pixel the place of the first maximum of its row's window.
+        for (i, first) in firsts.iter_mut().enumerate() {
+            let row = i - i % width;
+            let mut columns = window(i - row, width).map(|c| row + c);
+            let start = columns.next().unwrap_or(i);
+            *first = columns.fold(start, |best, c| if greater(x[best], x[c]) { c } else { best });
+        }
+        dx.fill(0.0);
+        for (i, &dy) in dy.iter().enumerate() {
+            let column = i % width;
+            let mut rows = window(i / width, height).map(|r| firsts[r * width + column]);
+            let start = rows.next().unwrap_or(i);
+            dx[rows.fold(start, |best, c| if greater(x[best], x[c]) { c } else { best })] += dy;
+        }
+    });
 }
 
 /// Each pixel becomes 2 x 2.

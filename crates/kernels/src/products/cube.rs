@@ -182,7 +182,6 @@ pub(crate) fn in_words(weight: &StoredWeight<CubeBackend>) -> Option<(CubeTensor
 
 impl ProductOps for CubeBackend {
     fn linear_forward(x: CubeTensor, StoredMap { weight, bias, branch }: StoredMap<Self>, precision: Precision) -> CubeTensor {
-        let (bias, branch) = (bias.into_option(), branch.into_option());
         if are_few(x.meta.shape()[0], x.dtype, &weight) {
             let y = few_rows(&into_contiguous(x.clone()), &weight, None, None, None);
             return portable::beside::<Self>(x, y, bias, branch, precision);
@@ -201,7 +200,7 @@ impl ProductOps for CubeBackend {
             let factor = as_factor(&weight, factors(precision, dy.dtype));
             portable::by_weight::<Self>(dy.clone(), factor, true, precision)
         });
-        portable::beside_grad::<Self>(dy, dx, branch.into_option(), precision)
+        portable::beside_grad::<Self>(dy, dx, branch, precision)
     }
 
     fn dense_weight(weight: StoredWeight<Self>) -> CubeTensor {

@@ -41,6 +41,7 @@ pub use weight::{Blocks, Branch, StoredBranch, StoredMap, StoredWeight, Weight};
 use crate::buffers::{all_f32, contiguous, values, written};
 use crate::cpu::{Precision, scratch, simd};
 use crate::matrices::MatrixOps;
+use crate::operands::Maybe;
 use crate::shapes;
 use operand::decode;
 use packed::Packed;
@@ -60,7 +61,7 @@ pub trait ProductOps: MatrixOps {
         precision: Precision,
     ) -> Float<Self> {
         let dx = portable::by_weight::<Self>(dy.clone(), factor(weight), true, precision);
-        portable::beside_grad::<Self>(dy, dx, branch.into_option(), precision)
+        portable::beside_grad::<Self>(dy, dx, branch, precision)
     }
 
     /// Its gradient for W, `[out, in]`: `dyᵀ x`.
@@ -162,17 +163,15 @@ fn settled(weight: StoredWeight<Flex>) -> StoredWeight<Flex> {
     }
 }
 
-/// Whether our kernels know these types.
-fn ours<'a>(
-    activations: impl IntoIterator<Item = &'a FlexTensor>,
-    weight: &StoredWeight<Flex>,
-    branch: &Option<StoredBranch<Flex>>,
-) -> bool {
-    let known = match weight {
-        StoredWeight::Dense(weight) => matches!(weight.dtype(), DType::F32 | DType::BF16 | DType::F16),
-        StoredWeight::Blocks { .. } => true,
+/// Whether our kernels know the types of x and of the map.
+fn ours(x: &FlexTensor, StoredMap { weight, bias, branch }: &StoredMap<Flex>) -> bool {
+    let unknown = match weight {
+        StoredWeight::Dense(weight) => !matches!(weight.dtype(), DType::F32 | DType::BF16 | DType::F16),
+        StoredWeight::Blocks { .. } => false,
     };
-    all_f32(activations) && known && all_f32(branch.iter().flat_map(|branch| [&branch.a, &branch.b]))
+    let of_bias = matches!(bias, Maybe::Some(bias) if !all_f32([bias]));
+    let of_branch = matches!(branch, Branch::LowRank(StoredBranch { a, b, .. }) if !all_f32([a, b]));
+    all_f32([x]) && !(unknown || of_bias || of_branch)
 }
 
 fn dims(x: &FlexTensor) -> [usize; 2] {
@@ -206,15 +205,8 @@ fn side(values: Stored<'_>, width: usize, back: bool) -> Operand<'_> {
 }
 
 /// `x Wᵀ + b + s (x Aᵀ) Bᵀ`, or on the way `back`, where x is dy, `dy W + s (dy B) A`.
-fn product(
-    x: FlexTensor,
-    weight: StoredWeight<Flex>,
-    bias: Option<FlexTensor>,
-    branch: Option<StoredBranch<Flex>>,
-    back: bool,
-    precision: Precision,
-) -> FlexTensor {
-    let (x, weight, bias) = (contiguous(x), settled(weight), bias.map(contiguous));
+fn product(x: FlexTensor, StoredMap { weight, bias, branch }: StoredMap<Flex>, back: bool, precision: Precision) -> FlexTensor {
+    let (x, weight, bias) = (contiguous(x), settled(weight), bias.into_option().map(contiguous));
     let ([n, depth], [out, input]) = (dims(&x), weight.dims());
     let (rows, columns) = (lines(&x, depth), if back { input } else { out });
     // Of a few rows memory decides, and rounding them would gain nothing.
@@ -223,7 +215,7 @@ fn product(
     let rounds = many && (precision != Precision::Bf16x2 || matches!(stored, Stored::Bf16(_)));
     let main = Term::new(rows, side(stored, input, back), depth, if rounds { precision } else { Precision::F32 });
     let of_branch = if many && precision == Precision::PureF16 { precision } else { Precision::F32 };
-    let branch = branch.map(|StoredBranch { a, b, scaling }| {
+    let branch = branch.into_option().map(|StoredBranch { a, b, scaling }| {
         let [a, b] = [a, b].map(contiguous);
         let ([rank, _], (first, second)) = (dims(&a), if back { (b, a) } else { (a, b) });
         let right = side(Stored::F32(values(&first)), dims(&first)[1], back);
@@ -238,22 +230,21 @@ fn product(
 }
 
 impl ProductOps for Flex {
-    fn linear_forward(x: FlexTensor, StoredMap { weight, bias, branch }: StoredMap<Self>, precision: Precision) -> FlexTensor {
-        let (bias, branch) = (bias.into_option(), branch.into_option());
-        if !ours([&x].into_iter().chain(&bias), &weight, &branch) {
-            let y = portable::by_weight::<Self>(x.clone(), factor(weight), false, precision);
-            return portable::beside::<Self>(x, y, bias, branch, precision);
-        }
-        product(x, weight, bias, branch, false, precision)
+    fn linear_forward(x: FlexTensor, map: StoredMap<Self>, precision: Precision) -> FlexTensor {
+        let true = ours(&x, &map) else {
+            let y = portable::by_weight::<Self>(x.clone(), factor(map.weight), false, precision);
+            return portable::beside::<Self>(x, y, map.bias, map.branch, precision);
+        };
+        product(x, map, false, precision)
     }
 
     fn linear_data_grad(dy: FlexTensor, weight: StoredWeight<Self>, branch: Branch<Self>, precision: Precision) -> FlexTensor {
-        let branch = branch.into_option();
-        if !ours([&dy], &weight, &branch) {
-            let dx = portable::by_weight::<Self>(dy.clone(), factor(weight), true, precision);
-            return portable::beside_grad::<Self>(dy, dx, branch, precision);
-        }
-        product(dy, weight, None, branch, true, precision)
+        let map = StoredMap { weight, bias: Maybe::None, branch };
+        let true = ours(&dy, &map) else {
+            let dx = portable::by_weight::<Self>(dy.clone(), factor(map.weight), true, precision);
+            return portable::beside_grad::<Self>(dy, dx, map.branch, precision);
+        };
+        product(dy, map, true, precision)
     }
 
     fn linear_weight_grad(x: FlexTensor, dy: FlexTensor) -> FlexTensor {

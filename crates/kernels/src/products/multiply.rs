@@ -33,9 +33,7 @@ pub(crate) fn multiply(terms: &[Term<'_>], columns: usize, begin: Option<&[f32]>
         term.left.check(rows, term.depth);
         term.right.check(columns, term.depth);
     }
-    if let Some(row) = begin {
-        assert_eq!(row.len(), columns, "length of the row that a product is added to");
-    }
+    assert!(begin.is_none_or(|row| row.len() == columns), "length of the row that a product of {columns} columns is added to");
     if dots::applies(terms, rows) {
         return dots::dots(terms, columns, begin, out);
     }

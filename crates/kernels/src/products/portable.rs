@@ -4,9 +4,10 @@ use burn::backend::tensor::FloatTensor as Float;
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{DType, Shape};
 
-use super::weight::StoredBranch;
+use super::weight::{Branch, StoredBranch};
 use crate::cpu::Precision;
 use crate::matrices::MatrixOps;
+use crate::operands::Maybe;
 use crate::portable::times;
 
 fn transposed<B: Backend>(x: Float<B>) -> Float<B> {
@@ -45,19 +46,13 @@ pub(super) fn by_weight<B: MatrixOps>(x: Float<B>, weight: Float<B>, back: bool,
 }
 
 /// `y + b + s (x Aᵀ) Bᵀ`.
-pub(super) fn beside<B: MatrixOps>(
-    x: Float<B>,
-    y: Float<B>,
-    bias: Option<Float<B>>,
-    branch: Option<StoredBranch<B>>,
-    precision: Precision,
-) -> Float<B> {
+pub(super) fn beside<B: MatrixOps>(x: Float<B>, y: Float<B>, bias: Maybe<B>, branch: Branch<B>, precision: Precision) -> Float<B> {
     let dtype = of_branch(precision, x.dtype());
-    let bias = bias.map(|bias| {
+    let bias = bias.into_option().map(|bias| {
         let out = bias.shape().num_elements();
         B::float_reshape(bias, Shape::new([1, out]))
     });
-    let branch = branch.map(|StoredBranch { a, b, scaling }| {
+    let branch = branch.into_option().map(|StoredBranch { a, b, scaling }| {
         let inner = product::<B>(x, transposed::<B>(a), dtype);
         times::<B>(product::<B>(inner, transposed::<B>(b), dtype), scaling)
     });
@@ -65,8 +60,8 @@ pub(super) fn beside<B: MatrixOps>(
 }
 
 /// `dx + s (dy B) A`.
-pub(super) fn beside_grad<B: MatrixOps>(dy: Float<B>, dx: Float<B>, branch: Option<StoredBranch<B>>, precision: Precision) -> Float<B> {
-    let Some(StoredBranch { a, b, scaling }) = branch else { return dx };
+pub(super) fn beside_grad<B: MatrixOps>(dy: Float<B>, dx: Float<B>, branch: Branch<B>, precision: Precision) -> Float<B> {
+    let Branch::LowRank(StoredBranch { a, b, scaling }) = branch else { return dx };
     let dtype = of_branch(precision, dy.dtype());
     let inner = times::<B>(product::<B>(dy, b, dtype), scaling);
     B::float_add(dx, product::<B>(inner, a, dtype))

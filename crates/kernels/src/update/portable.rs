@@ -51,20 +51,14 @@ pub(super) fn sgd_step<B: Backend>(weight: Float<B>, grad: Float<B>, buffer: Flo
     (B::float_sub(weight, times::<B>(ahead, step.lr)), buffer)
 }
 
-pub(super) fn adam_step<B: Backend>(
-    weight: Float<B>,
-    grad: Float<B>,
-    first: Float<B>,
-    second: Float<B>,
-    step: Adam,
-) -> (Float<B>, Float<B>, Float<B>) {
-    let weight = times::<B>(weight, step.keep);
-    let grad = B::float_add(grad, times::<B>(weight.clone(), step.decay));
-    let first = blend::<B>(first, grad.clone(), step.beta1, 1.0 - step.beta1);
-    let second = blend::<B>(second, B::float_mul(grad.clone(), grad), step.beta2, 1.0 - step.beta2);
-    let scaled = B::float_div_scalar(B::float_sqrt(second.clone()), Scalar::Float(step.root));
-    let moved = B::float_div(first.clone(), B::float_add_scalar(scaled, Scalar::Float(step.epsilon)));
-    (B::float_sub(weight, times::<B>(moved, step.rate)), first, second)
+pub(super) fn adam_step<B: Backend>(w: Float<B>, g: Float<B>, m: Float<B>, v: Float<B>, step: Adam) -> (Float<B>, Float<B>, Float<B>) {
+    let w = times::<B>(w, step.keep);
+    let g = B::float_add(g, times::<B>(w.clone(), step.decay));
+    let m = blend::<B>(m, g.clone(), step.beta1, 1.0 - step.beta1);
+    let v = blend::<B>(v, B::float_mul(g.clone(), g), step.beta2, 1.0 - step.beta2);
+    let scaled = B::float_div_scalar(B::float_sqrt(v.clone()), Scalar::Float(step.root));
+    let moved = B::float_div(m.clone(), B::float_add_scalar(scaled, Scalar::Float(step.epsilon)));
+    (B::float_sub(w, times::<B>(moved, step.rate)), m, v)
 }
 
 pub(super) fn blend<B: Backend>(old: Float<B>, new: Float<B>, a: f64, b: f64) -> Float<B> {

@@ -108,14 +108,13 @@ fn collides(machine: Machine, source: Source) -> bool {
 /// [`multiply`], reading the source in place where it can if `in_place`. Both ways form the same sums.
 pub(super) fn multiply_as(level: Level, product: &Product<'_>, in_place: bool, packed: &[f32], source: &[&[f32]], out: &mut [&mut [f32]]) {
     let form = level.form();
-    let rows = product.height.div_ceil(product.spread[0]);
-    let cols = product.width.div_ceil(product.spread[1]);
+    let extent = [product.height.div_ceil(product.spread[0]), product.width.div_ceil(product.spread[1])];
     let taps = product.phases.concat();
     let (channels, size) = product.cells(level);
     let source_cells = Source { channels, ..product.source };
     // Starts are counted from one place, which several tensors do not have.
     let in_place = in_place && form.terms == 1 && source.len() == 1;
-    let mut view = View::new(source_cells, product.step, product.spread, [rows, cols], &taps, product.outputs, in_place);
+    let mut view = View::new(source_cells, [product.step, product.spread], extent, &taps, product.outputs, in_place);
     let images = out.iter().map(|out| out.len()).sum::<usize>() / (product.outputs * product.height * product.width);
     let panels = product.outputs.div_ceil(form.mr);
     let [strip, panels_per_task] = Division { view: &view, images, panels, taps: taps.len(), form }.best(rayon::current_num_threads());
@@ -344,8 +343,7 @@ impl Place<'_> {
         }
         let spread = product.spread;
         if spread == [1, 1] && view.pitch == view.cols {
-            copy(s, &values[..self.cols], &mut out[self.from..]);
-            return;
+            return copy(s, &values[..self.cols], &mut out[self.from..]);
         }
         let (mut at, end) = (0, self.cols);
         let (mut i, mut j) = (self.from / view.pitch, self.from % view.pitch);
@@ -422,7 +420,7 @@ mod tests {
     fn check(s: &ConvShape, form: Form) {
         let taps = forward_taps(s);
         let source = Source { channels: s.in_channels, height: s.height, width: s.width };
-        let view = View::new(source, s.stride, [1, 1], [s.out_height(), s.out_width()], &taps, s.out_channels, true);
+        let view = View::new(source, [s.stride, [1, 1]], [s.out_height(), s.out_width()], &taps, s.out_channels, true);
         let panels = s.out_channels.div_ceil(form.mr);
         let division = Division { view: &view, images: s.batch, panels, taps: taps.len(), form };
         let units = if view.pointwise { view.rows.div_ceil(form.nr) } else { view.rows };

@@ -2,7 +2,7 @@
 
 use super::super::reference::{Case, any_geometry, noise, shapes, widen};
 use super::super::simd::{self, Level};
-use super::super::{ConvShape, Epilogue, Lowering, Precision, data_grad, forward, forward_prepared, prepare, weight_grad};
+use super::super::{ConvShape, Epilogue, Lowering, Precision, Prepared, data_grad, forward, weight_grad};
 use super::view::{Source, Tap, View};
 use super::weight_grad_precision;
 use proptest::prelude::*;
@@ -39,9 +39,9 @@ fn check(s: &ConvShape, silu: bool) -> Result<(), TestCaseError> {
         prop_assert!(e <= limit(k * s.in_channels), "epilogue {level:?} {precision:?} {s:?}: {e}");
         // Prepared weights know of no image and no batch.
         let weights =
-            simd::with_level(level, || prepare(&ConvShape { batch: 0, height: 0, width: 0, ..*s }, Lowering::Implicit, precision, w));
+            simd::with_level(level, || Prepared::new(&ConvShape { batch: 0, height: 0, width: 0, ..*s }, Lowering::Implicit, precision, w));
         let mut prepared = vec![f32::NAN; dy.len()];
-        forward_prepared(s, &weights, x, epilogue, &mut prepared);
+        weights.forward(s, &[x], epilogue, &mut prepared);
         prop_assert!(prepared.iter().zip(&finished).all(|(a, b)| a.to_bits() == b.to_bits()), "prepared {level:?} {precision:?} {s:?}");
         let e = dx.error(&run(&|out| data_grad(s, Lowering::Implicit, precision, dy, w, &mut [out]), x.len()));
         prop_assert!(e <= limit(k * s.out_channels), "data_grad {level:?} {precision:?} {s:?}: {e}");
@@ -57,7 +57,7 @@ fn sources_beyond_32_bits_are_packed() {
     for (channels, direct) in [(40, true), (400, false)] {
         let source = Source { channels, height: 3504, width: 3504 };
         let tap = Tap { row: 0, col: 0, weight: 0 };
-        let mut view = View::new(source, [1, 1], [1, 1], [3504, 3504], &[tap], 160, true);
+        let mut view = View::new(source, [[1, 1]; 2], [3504, 3504], &[tap], 160, true);
         assert_eq!(view.direct, direct);
         view.set_strip(48);
         assert_eq!(view.offset_table(&[tap], 1).len(), channels);

@@ -80,36 +80,29 @@ pub struct View {
 }
 
 impl View {
-    /// A packing for outputs of `rows` x `cols` and the union of all taps; `outputs` channels will share it. With `spread` the outputs
+    /// A packing for outputs of `size` (rows, columns) and the union of all taps; `outputs` channels will share it. With `spread` the outputs
     /// are not a whole image but every n-th row and column of one. A source serves itself only if it may be read `in_place`.
-    pub fn new(
-        source: Source,
-        step: [usize; 2],
-        spread: [usize; 2],
-        [rows, cols]: [usize; 2],
-        taps: &[Tap],
-        outputs: usize,
-        in_place: bool,
-    ) -> Self {
-        let all = [rows, cols] == [source.height, source.width] && [step, spread] == [[1; 2]; 2];
+    pub fn new(source: Source, [step, spread]: [[usize; 2]; 2], size: [usize; 2], taps: &[Tap], outputs: usize, in_place: bool) -> Self {
+        let [rows, cols] = size;
+        let all = size == [source.height, source.width] && [step, spread] == [[1; 2]; 2];
         if all && taps == [Tap { row: 0, col: 0, weight: 0 }] {
             // Pixels as rows of one cell: a strip may then begin anywhere.
             let source = Source { height: rows * cols, width: 1, ..source };
-            let mut view = Self::packed(source, step, rows * cols, 1, taps, false);
+            let mut view = Self::packed(source, step, [rows * cols, 1], taps, false);
             // Starts are 32 bits: of a source beyond them one strip at a time is packed.
             let reachable = source.channels * source.height <= u32::MAX as usize;
             (view.pointwise, view.direct) = (true, in_place && reachable);
             view.set_strip(view.rows);
             return view;
         }
-        let shared = Self::packed(source, step, rows, cols, taps, false);
-        let expanded = Self::packed(source, step, rows, cols, taps, true);
+        let shared = Self::packed(source, step, size, taps, false);
+        let expanded = Self::packed(source, step, size, taps, true);
         let junk = (shared.pitch - cols) as f64 / shared.pitch as f64;
         let more = (expanded.columns.len() - shared.columns.len().min(expanded.columns.len())) * shared.reach.len();
         if junk * (outputs * taps.len()) as f64 > EXPAND_GAIN * more as f64 { expanded } else { shared }
     }
 
-    fn packed(source: Source, step: [usize; 2], rows: usize, cols: usize, taps: &[Tap], expanded: bool) -> Self {
+    fn packed(source: Source, step: [usize; 2], [rows, cols]: [usize; 2], taps: &[Tap], expanded: bool) -> Self {
         let top = taps.iter().map(|t| t.row).min().unwrap_or(0);
         let left = taps.iter().map(|t| t.col).min().unwrap_or(0);
         let row_span = taps.iter().map(|t| (t.row - top) as usize).max().unwrap_or(0);
@@ -151,11 +144,7 @@ impl View {
 
     /// Cells of a packed strip of `strip` rows.
     pub fn strip_len(&self, strip: usize) -> usize {
-        if self.direct {
-            self.source.channels * strip
-        } else {
-            self.source.channels * self.reach.len() * self.columns.len() * self.plane_of(strip)
-        }
+        self.source.channels * if self.direct { strip } else { self.reach.len() * self.columns.len() * self.plane_of(strip) }
     }
 
     /// Outputs in the run over `rows` output rows, junk between rows included.

@@ -44,7 +44,8 @@ pub fn weight_grad(level: Level, shape: &ConvShape, x: &[&[f32]], dy: &[f32], dw
     let taps = forward_taps(shape);
     let size = Group::size_of(shape.in_channels, most);
     let source = Source { channels: shape.in_channels.next_multiple_of(size), height: shape.height, width: shape.width };
-    let mut view = View::new(source, shape.stride, [1, 1], [shape.out_height(), shape.out_width()], &taps, shape.out_channels, terms == 1);
+    let extent = [shape.out_height(), shape.out_width()];
+    let mut view = View::new(source, [shape.stride, [1, 1]], extent, &taps, shape.out_channels, terms == 1);
 
     let (group_parts, pixel_parts) = divide(groups, rayon::current_num_threads());
     let groups_per_part = groups.div_ceil(group_parts);

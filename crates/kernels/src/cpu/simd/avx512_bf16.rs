@@ -35,15 +35,8 @@ unsafe fn multiply_row<const N: usize>(a: *const f32, b: [__m512; N], row: &mut 
 }
 
 /// Where the halves of [`pairs`] come from: `low` is 0..16, `high` 16..32.
-const INTERLEAVED: [u16; 32] = {
-    let mut order = [0; 32];
-    let mut i = 0;
-    while i < 32 {
-        order[i] = (i / 2 + i % 2 * 16) as u16;
-        i += 1;
-    }
-    order
-};
+const INTERLEAVED: [u16; 32] =
+    [0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31];
 
 /// Both rounded to bf16, `low` in the lower halves.
 #[inline]

@@ -16,30 +16,25 @@ use rayon::prelude::*;
 use super::super::machine::{FEW_TILES, machine};
 use super::super::scratch;
 use super::super::shape::Epilogue;
-use super::super::simd::{self, Level, Simd, Task};
+use super::super::simd::{self, Level, Task};
 use super::input::{self, Transform};
 use super::output::{Output, output_row};
 use super::product::{Product, over_channels};
 use super::tiling::{Layout, POINTS, Tiling, pairs, split};
+use crate::tasks::task;
 
 /// Convolves `x` with filters that were [transformed](super::filter::Filters::transformed) for this level; writes all of `out`, of which there is some.
 pub fn convolve(level: Level, tiling: &Tiling, filters: &[f32], x: &[f32], epilogue: Epilogue<'_>, out: &mut [f32]) {
     let lanes = level.form().lanes;
-    let threads = rayon::current_num_threads();
     let blocks = tiling.shape.in_channels.div_ceil(lanes);
     let vectors = tiling.shape.out_channels.div_ceil(lanes);
 
-    let (shared, groups, parts) = divide(tiling, lanes, threads, machine().group_bytes());
+    let (shared, groups, parts) = divide(tiling, lanes, rayon::current_num_threads(), machine().group_bytes());
     let groups: Vec<Range<usize>> = split(0..tiling.rows(), groups).collect();
     let parts: Vec<Range<usize>> = split(0..vectors, parts).collect();
-
-    let run = |((group, part), planes): Piece<'_>, source| {
-        let (rows, vectors) = (groups[group].clone(), parts[part].clone());
-        simd::run(level, Multiply { tiling, rows, vectors, filters, epilogue, source, planes });
-    };
     let pieces = distribute(tiling, &groups, &parts, lanes, out).into_par_iter().with_max_len(1);
     if !shared {
-        return pieces.for_each(|piece| run(piece, Source::Image(x)));
+        return pieces.for_each(|piece| multiply(level, tiling, piece, filters, epilogue, Source::Image(x)));
     }
     let layout = |rows: &Range<usize>| Layout::new(rows.len() * tiling.across, lanes);
     let stride = groups.iter().map(|rows| layout(rows).block()).max().unwrap_or(0);
@@ -51,8 +46,8 @@ pub fn convolve(level: Level, tiling: &Tiling, filters: &[f32], x: &[f32], epilo
     });
     let v = &*v;
     pieces.for_each(|piece| {
-        let group = &v[piece.0.0 * blocks * stride..][..blocks * stride];
-        run(piece, Source::Shared(group, stride));
+        let source = Source::Shared(&v[piece.group * blocks * stride..][..blocks * stride], stride);
+        multiply(level, tiling, piece, filters, epilogue, source);
     });
 }
 
@@ -72,12 +67,21 @@ fn divide(tiling: &Tiling, lanes: usize, threads: usize, group_bytes: usize) -> 
     (shared, groups, threads.div_ceil(groups).max(vectors.div_ceil(2)).min(vectors))
 }
 
-/// (group, part) and the pieces of the output that belong to it.
-type Piece<'a> = ((usize, usize), Vec<&'a mut [f32]>);
+/// What a task computes: a group of tile rows for some vectors of output channels.
+struct Piece<'a> {
+    group: usize,
+    rows: Range<usize>,
+    vectors: Range<usize>,
+    /// What it writes of the output, by image and channel.
+    planes: Vec<&'a mut [f32]>,
+}
 
-/// Cuts the output into the pieces of channels that each group and part writes: by image, then by channel.
+/// Cuts the output into the pieces of each group and part.
 fn distribute<'a>(tiling: &Tiling, groups: &[Range<usize>], parts: &[Range<usize>], lanes: usize, out: &'a mut [f32]) -> Vec<Piece<'a>> {
-    let mut pieces: Vec<Piece<'a>> = (0..groups.len()).flat_map(|g| (0..parts.len()).map(move |p| ((g, p), Vec::new()))).collect();
+    let of_group = |(group, rows): (usize, Range<usize>)| {
+        parts.iter().map(move |vectors| Piece { group, rows: rows.clone(), vectors: vectors.clone(), planes: Vec::new() })
+    };
+    let mut pieces: Vec<Piece<'a>> = groups.iter().cloned().enumerate().flat_map(of_group).collect();
     let mut planes = out.chunks_exact_mut(tiling.out_height * tiling.out_width);
     for image in 0..tiling.shape.batch {
         let (start, end) = (image * tiling.down, (image + 1) * tiling.down);
@@ -88,7 +92,7 @@ fn distribute<'a>(tiling: &Tiling, groups: &[Range<usize>], parts: &[Range<usize
                     let rows = group.end.min(end) - group.start.max(start);
                     let len = (rows * 4 * tiling.out_width).min(plane.len());
                     let (piece, rest) = plane.split_at_mut(len);
-                    pieces[g * parts.len() + p].1.push(piece);
+                    pieces[g * parts.len() + p].planes.push(piece);
                     plane = rest;
                 }
             }
@@ -105,79 +109,50 @@ enum Source<'a> {
     Shared(&'a [f32], usize),
 }
 
-/// Products and inverse transforms of a group of tile rows for some vectors of output channels.
-struct Multiply<'a> {
-    tiling: &'a Tiling,
-    rows: Range<usize>,
-    vectors: Range<usize>,
-    filters: &'a [f32],
-    epilogue: Epilogue<'a>,
-    source: Source<'a>,
-    /// The pieces to write, by image and channel.
-    planes: Vec<&'a mut [f32]>,
-}
-
-impl Multiply<'_> {
-    /// Of blocks of transformed input `a_block` apart.
-    #[inline(always)]
-    fn multiply<S: Simd>(&mut self, s: S, v: &[f32], layout: Layout, a_block: usize) {
-        let l = S::LANES;
-        let t = self.tiling;
-        let (tiles, blocks) = (self.rows.len() * t.across, t.shape.in_channels.div_ceil(l));
-        let filter_layout = Layout::new(blocks * l, l);
-        let mut m = scratch::take(2.min(self.vectors.len()) * layout.block());
+task! {
+    /// Products and inverse transforms of a piece.
+    fn multiply<S, 'b>(s, t: &'a Tiling, piece: Piece<'b>, filters: &'a [f32], epilogue: Epilogue<'a>, source: Source<'a>) {
+        let (Piece { rows, vectors: of_piece, mut planes, .. }, l) = (piece, S::LANES);
+        let (tiles, blocks) = (rows.len() * t.across, t.shape.in_channels.div_ceil(l));
+        let (layout, filter_layout) = (Layout::new(tiles, l), Layout::new(blocks * l, l));
+        let own;
+        let (v, a_block) = match source {
+            Source::Shared(v, block) => (v, block),
+            Source::Image(values) => {
+                let mut transformed = scratch::take(blocks * layout.block());
+                let mut pixels = scratch::take(input::scratch_len(t.shape.width, l));
+                for (block, out) in transformed.chunks_exact_mut(layout.block()).enumerate() {
+                    Transform { tiling: t, values, block, rows: rows.clone(), layout, pixels: &mut pixels, out }.run(s);
+                }
+                own = transformed;
+                (&own[..], layout.block())
+            }
+        };
+        let mut m = scratch::take(2.min(of_piece.len()) * layout.block());
         let mut pixels = scratch::take(4 * t.out_width * l);
-        for (vector, vectors) in pairs(self.vectors.clone()) {
-            let filters = &self.filters[vector * filter_layout.block()..];
+        let (before, channels) = (of_piece.start * l, (of_piece.end * l).min(t.shape.out_channels) - of_piece.start * l);
+        for (vector, vectors) in pairs(of_piece) {
+            let filters = &filters[vector * filter_layout.block()..];
             for point in 0..POINTS {
                 let (a, b) = (&v[point * layout.point..], &filters[point * filter_layout.point..]);
                 let (c, b_vector, c_vector) = (&mut m[point * layout.point..], filter_layout.block(), layout.block());
                 over_channels(s, Product { a, a_block, b, b_vector, c, c_vector, vectors, tiles, blocks });
             }
-            for i in 0..vectors {
-                self.output(s, vector + i, &m[i * layout.block()..], layout, &mut pixels);
-            }
-        }
-    }
-
-    /// The inverse transform of one vector of output channels.
-    #[inline(always)]
-    fn output<S: Simd>(&mut self, s: S, vector: usize, m: &[f32], layout: Layout, pixels: &mut [f32]) {
-        let l = S::LANES;
-        let t = self.tiling;
-        let first = vector * l;
-        let count = l.min(t.shape.out_channels - first);
-        let channels = (self.vectors.end * l).min(t.shape.out_channels) - self.vectors.start * l;
-        let bias = match self.epilogue.bias {
-            Some(bias) => s.load_part(&bias[first..], count),
-            None => s.zero(),
-        };
-        let mut tile = 0;
-        for (i, (_, top, bottom)) in t.segments(self.rows.clone()).enumerate() {
-            let planes = &mut self.planes[i * channels + first - self.vectors.start * l..][..count];
-            for row in top..bottom {
-                let o = Output { tiling: t, m: &m[tile * l..], layout, bias, silu: self.epilogue.silu };
-                output_row(s, o, row, planes, (row - top) * 4 * t.out_width, pixels);
-                tile += t.across;
-            }
-        }
-    }
-}
-
-impl Task for Multiply<'_> {
-    #[inline(always)]
-    fn run<S: Simd>(mut self, s: S) {
-        let (tiling, rows) = (self.tiling, self.rows.clone());
-        let layout = Layout::new(rows.len() * tiling.across, S::LANES);
-        match self.source {
-            Source::Shared(v, block) => self.multiply(s, v, layout, block),
-            Source::Image(values) => {
-                let mut v = scratch::take(tiling.shape.in_channels.div_ceil(S::LANES) * layout.block());
-                let mut pixels = scratch::take(input::scratch_len(tiling.shape.width, S::LANES));
-                for (block, out) in v.chunks_exact_mut(layout.block()).enumerate() {
-                    Transform { tiling, values, block, rows: rows.clone(), layout, pixels: &mut pixels, out }.run(s);
+            for (first, m) in (vector * l..).step_by(l).zip(m.chunks_exact(layout.block())).take(vectors) {
+                let count = l.min(t.shape.out_channels - first);
+                let bias = match epilogue.bias {
+                    Some(bias) => s.load_part(&bias[first..], count),
+                    None => s.zero(),
+                };
+                let mut tile = 0;
+                for (i, (_, top, bottom)) in t.segments(rows.clone()).enumerate() {
+                    let planes = &mut planes[i * channels + first - before..][..count];
+                    for row in top..bottom {
+                        let o = Output { tiling: t, m: &m[tile * l..], layout, bias, silu: epilogue.silu };
+                        output_row(s, o, row, planes, (row - top) * 4 * t.out_width, &mut pixels);
+                        tile += t.across;
+                    }
                 }
-                self.multiply(s, &v, layout, layout.block());
             }
         }
     }

@@ -107,7 +107,7 @@ fn transform_one<S: Simd>(s: S, taps: &[f32], turned: bool, points: &mut [&mut [
     }
 }
 
-/// Adds up the sums of a vector of output channels and transforms them to the gradient of the weights.
+/// Adds up the sums of a vector of output channels and of one of input channels, and transforms them to the gradient of the weights.
 pub struct Gradient<'a, 'b> {
     /// Sums of the tasks that shared the tiles, in the order to add them, each `[point][ci][LANES]`.
     pub sums: Vec<&'a [f32]>,
@@ -115,7 +115,7 @@ pub struct Gradient<'a, 'b> {
     pub layout: Layout,
     /// The first input channel.
     pub first: usize,
-    /// By output channel, `[ci][9]` from the first on.
+    /// By output channel, `[ci][9]` from the first on, at most `LANES` of each.
     pub rows: Vec<&'b mut [f32]>,
 }
 
@@ -124,15 +124,12 @@ impl Task for Gradient<'_, '_> {
     fn run<S: Simd>(mut self, s: S) {
         let l = S::LANES;
         let mut taps = scratch::take(9 * l * l);
-        let in_channels = self.rows[0].len() / 9;
-        for block in (0..in_channels).step_by(l) {
-            let channels = l.min(in_channels - block);
-            for k in 0..channels {
-                gradient_one(s, &self.sums, (self.first + block + k) * l, self.layout, &mut taps[k * 9 * l..][..9 * l]);
-            }
-            for tap in (0..9 * channels).step_by(l) {
-                s.transpose_rows(&taps[tap * l..], l, l.min(9 * channels - tap), &mut self.rows, block * 9 + tap);
-            }
+        let all = self.rows[0].len();
+        for k in 0..all / 9 {
+            gradient_one(s, &self.sums, (self.first + k) * l, self.layout, &mut taps[k * 9 * l..][..9 * l]);
+        }
+        for tap in (0..all).step_by(l) {
+            s.transpose_rows(&taps[tap * l..], l, l.min(all - tap), &mut self.rows, tap);
         }
     }
 }

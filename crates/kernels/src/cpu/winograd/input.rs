@@ -39,8 +39,7 @@ impl<'a> Image<'a> {
         let inside = |i: isize| (i.max(0) as usize).min(self.pixels);
         let (first, end) = (inside(start), inside(start + len as isize));
         if first == end {
-            out[..len * l].fill(0.0);
-            return;
+            return out[..len * l].fill(0.0);
         }
         let before = (first as isize - start) as usize;
         out[..before * l].fill(0.0);

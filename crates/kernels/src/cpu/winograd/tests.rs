@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::super::reference::{Case, shapes, widen};
 use super::super::simd::{Level, Simd, Task, run, with_level};
-use super::super::{ConvShape, Epilogue, Lowering, Precision, data_grad, forward, forward_prepared, prepare, weight_grad};
+use super::super::{ConvShape, Epilogue, Lowering, Precision, Prepared, data_grad, forward, weight_grad};
 use super::tiling::{Layout, Tiling, applies};
 use super::transform;
 
@@ -21,9 +21,9 @@ fn passes(case: &Case, epilogue: Epilogue<'_>) -> [Vec<f32>; 3] {
     data_grad(&case.shape, lowering, precision, &case.dy, &case.w, &mut [&mut dx]);
     weight_grad(&case.shape, lowering, precision, &[&case.x], &case.dy, &mut dw);
     // Prepared weights know of no image and no batch.
-    let weights = prepare(&ConvShape { batch: 0, height: 0, width: 0, ..case.shape }, lowering, precision, &case.w);
+    let weights = Prepared::new(&ConvShape { batch: 0, height: 0, width: 0, ..case.shape }, lowering, precision, &case.w);
     let mut prepared = vec![f32::NAN; y.len()];
-    forward_prepared(&case.shape, &weights, &case.x, epilogue, &mut prepared);
+    weights.forward(&case.shape, &[&case.x], epilogue, &mut prepared);
     assert_eq!(prepared, y, "prepared weights of {:?}", case.shape);
     [y, dx, dw]
 }

@@ -33,15 +33,14 @@ pub fn weight_grad(shape: &ConvShape, x: &[f32], dy: &[f32], dw: &mut [f32]) {
     let [block_parts, vector_parts, row_parts] = divide(tiling, lanes, threads, machine().sum_bytes());
     let ranges = |all, parts| split(0..all, parts).collect::<Vec<Range<usize>>>();
     let (blocks, vectors) = (tiling.shape.in_channels.div_ceil(lanes), tiling.shape.out_channels.div_ceil(lanes));
-    let pairs = distribute(tiling, &ranges(blocks, block_parts), &ranges(vectors, vector_parts), lanes, dw);
+    let pairs = distribute(tiling, [&ranges(blocks, block_parts), &ranges(vectors, vector_parts)], lanes, dw);
     let rows = ranges(tiling.rows(), row_parts);
     if let [all] = &rows[..] {
-        pairs.into_par_iter().with_max_len(1).for_each(|pair| {
+        return pairs.into_par_iter().with_max_len(1).for_each(|pair| {
             let mut sums = scratch::take(pair.sums_len(lanes));
             accumulate(level, tiling, x, dy, &pair, all, &mut sums);
             pair.gradients(&[&sums], lanes).into_iter().for_each(|task| simd::run(level, task));
         });
-        return;
     }
     let longest = pairs.iter().map(|pair| pair.sums_len(lanes)).max().unwrap_or(0);
     let mut sums = scratch::take(pairs.len() * row_parts * longest);
@@ -96,11 +95,10 @@ impl<'a> Pair<'a> {
         let layout = self.layout(lanes);
         let mut tasks: Vec<Gradient<'b, 'a>> = Vec::new();
         for (i, row) in self.rows.into_iter().enumerate() {
-            let sums = || sums.iter().map(|sums| &sums[i / lanes * layout.block()..][..layout.block()]).collect();
             if i % lanes == 0 {
-                let blocks =
-                    (0..row.len().div_ceil(9 * lanes)).map(|b| Gradient { sums: sums(), layout, first: b * lanes, rows: Vec::new() });
-                tasks.extend(blocks);
+                let sums = || sums.iter().map(|sums| &sums[i / lanes * layout.block()..][..layout.block()]).collect();
+                let blocks = (0..row.len() / 9).step_by(lanes);
+                tasks.extend(blocks.map(|first| Gradient { sums: sums(), layout, first, rows: Vec::new() }));
             }
             let parts = row.chunks_mut(9 * lanes);
             let of_vector = tasks.len() - parts.len();
@@ -111,18 +109,12 @@ impl<'a> Pair<'a> {
 }
 
 /// Cuts the gradient into pairs of channel ranges.
-fn distribute<'a>(
-    tiling: &Tiling,
-    block_parts: &[Range<usize>],
-    vector_parts: &[Range<usize>],
-    lanes: usize,
-    dw: &'a mut [f32],
-) -> Vec<Pair<'a>> {
+fn distribute<'a>(tiling: &Tiling, [blocks, vectors]: [&[Range<usize>]; 2], lanes: usize, dw: &'a mut [f32]) -> Vec<Pair<'a>> {
     let mut pairs: Vec<Pair<'a>> = Vec::new();
     let mut filters = dw.chunks_exact_mut(tiling.shape.in_channels * 9);
-    for vectors in vector_parts {
+    for vectors in vectors {
         let first = pairs.len();
-        pairs.extend(block_parts.iter().map(|blocks| Pair { blocks: blocks.clone(), vectors: vectors.clone(), rows: Vec::new() }));
+        pairs.extend(blocks.iter().map(|blocks| Pair { blocks: blocks.clone(), vectors: vectors.clone(), rows: Vec::new() }));
         for mut row in filters.by_ref().take(vectors.len() * lanes) {
             for pair in &mut pairs[first..] {
                 let channels = (pair.blocks.end * lanes).min(tiling.shape.in_channels) - pair.blocks.start * lanes;

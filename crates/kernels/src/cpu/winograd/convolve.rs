@@ -16,7 +16,7 @@ use rayon::prelude::*;
 use super::super::machine::{FEW_TILES, machine};
 use super::super::scratch;
 use super::super::shape::Epilogue;
-use super::super::simd::{self, Level, Task};
+use super::super::simd::{self, Level};
 use super::input::{self, Transform};
 use super::output::{Output, output_row};
 use super::product::{Product, over_channels};

@@ -35,7 +35,7 @@ pub(super) fn maps<B: ProductOps + PlaneOps>(x: Float<B>, maps: Maps<B>, onto: M
             None => y,
         }
     };
-    Parts(maps.0.into_iter().map(one).collect())
+    Parts(maps.all.into_iter().map(one).collect())
 }
 
 pub(super) fn maps_grad<B: ProductOps + PlaneOps>(
@@ -48,9 +48,9 @@ pub(super) fn maps_grad<B: ProductOps + PlaneOps>(
     precision: Precision,
 ) -> Parts<B> {
     let mut dx = held.into_option();
-    let mut of_branches: Vec<_> = maps.0.iter().map(|_| None).collect();
+    let mut of_branches: Vec<_> = maps.all.iter().map(|_| None).collect();
     for (map, dy) in order.into_iter().zip(dys.0) {
-        let StoredMap { weight, branch, .. } = maps.0[map].clone();
+        let StoredMap { weight, branch, .. } = maps.all[map].clone();
         let shape = dy.shape();
         let dy = flat::<B>(dy);
         if let (Some(x), Branch::LowRank(StoredBranch { a, b, scaling })) = (kept.0.first(), &branch) {

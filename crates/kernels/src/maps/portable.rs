@@ -30,10 +30,7 @@ pub(super) fn maps<B: ProductOps + PlaneOps>(x: Float<B>, maps: Maps<B>, onto: M
     let x = flat::<B>(x);
     let one = |map: StoredMap<B>| {
         let y = shaped::<B>(B::linear_forward(x.clone(), map, precision), &shape);
-        match onto.take() {
-            Some(onto) => B::add(y, onto),
-            None => y,
-        }
+        if let Some(onto) = onto.take() { B::add(y, onto) } else { y }
     };
     Parts(maps.all.into_iter().map(one).collect())
 }
@@ -58,10 +55,7 @@ pub(super) fn maps_grad<B: ProductOps + PlaneOps>(
         }
         if wants {
             let own = shaped::<B>(B::linear_data_grad(dy, weight, branch, precision), &shape);
-            dx = Some(match dx {
-                Some(others) => B::add(others, own),
-                None => own,
-            });
+            dx = Some(if let Some(others) = dx { B::add(others, own) } else { own });
         }
     }
     let of_branches = of_branches.into_iter().flatten().flat_map(|(da, db)| [da, db]);

@@ -138,7 +138,7 @@ impl LinearMap {
             Pass::Forward if self.rank == 0 => vec![numbers(linear(x(device), self.weight(device), None, precision))],
             Pass::Forward => {
                 let map = Map { weight: self.weight(device), bias: None, branch: Some(self.branch(device)) };
-                let [y] = maps(x(device), [map], None, precision);
+                let [y] = maps(x(device), [map], None, false, precision);
                 vec![numbers(y)]
             }
             _ if self.rank == 0 => vec![numbers(linear_data_grad(slopes(device), self.weight(device), precision))],
@@ -148,7 +148,7 @@ impl LinearMap {
                 let leaves = [x(graph), a, b].map(|leaf| leaf.require_grad());
                 let [x, a, b] = leaves.clone();
                 let map = Map { weight: self.weight(graph), bias: None, branch: Some(LowRank { a, b, scaling }) };
-                let [y] = maps(enter(x), [map], None, precision);
+                let [y] = maps(enter(x), [map], None, false, precision);
                 let gradients = lead(y, slopes(graph)).backward();
                 leaves.iter().map(|leaf| leaf.grad(&gradients).map(numbers).unwrap_or_default()).collect()
             }

@@ -97,8 +97,8 @@ pub fn default_lowering() -> Lowering {
     Lowering::ALL.into_iter().chain([Lowering::Untuned]).find(|&l| l as u8 == stored).unwrap_or_default()
 }
 
-/// How exactly products are formed. Tensors and sums are f32 in any case; so are Winograd's convolutions, whose transforms would make five
-/// times as much of the rounding, and all gradients of what is trained.
+/// How exactly products are formed. Sums are f32 in any case, and tensors but for results of [maps](crate::maps::maps) that may be f16; so are Winograd's
+/// convolutions, whose transforms would make five times as much of the rounding, and all gradients of what is trained.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Precision {
     /// f32.

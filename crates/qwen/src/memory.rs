@@ -29,6 +29,8 @@ use bellows_weights::gguf::Preset;
 
 /// Bytes of a value that is computed with.
 const F32: f64 = 4.0;
+/// Values in f16, as values in f32.
+const HALF: f64 = 0.5;
 /// Bytes of the program: its code and its threads, and the tables of a tokenizer (SmolLM2's of 49,152 words take 63 MB, Qwen2.5's of three times as many 70).
 fn program(words: usize) -> f64 {
     42e6 + 65e6 * (words as f64 / 49_152.0).min(1.0)
@@ -81,6 +83,8 @@ pub struct Footprint {
     pub(crate) heads: usize,
     pub(crate) widths: [f64; 4],
     qk_norm: bool,
+    /// Gate and up are f16 where they can be.
+    halves: bool,
     dropout: bool,
     dora: bool,
     pairs: bool,
@@ -150,7 +154,7 @@ impl Footprint {
         let small = (layers * (2 * h + if model.qkv_bias { q + 2 * kv } else { 0 }) + h) as f64;
         let rows = (vocabulary[0] * vocabulary[1]) as f64;
         // Bytes of a factor, in which matrices are made dense.
-        let factor = if in_f16 { 0.5 * F32 } else { F32 };
+        let factor = if in_f16 { HALF * F32 } else { F32 };
         let largest = |storage: Storage, values: f64| match (place, storage) {
             (Place::Processor, _) => 0.0,
             (Place::Card, Storage::F32) if !in_f16 => 0.0,
@@ -186,6 +190,7 @@ impl Footprint {
             heads: model.num_attention_heads,
             widths: [h, q, kv, i].map(|width| width as f64),
             qk_norm: model.qk_norm,
+            halves: place == Place::Card && config.precision() == Precision::F16 && config.products == Products::Own,
             dropout: config.lora_dropout > 0.0,
             dora: config.use_dora,
             pairs: config.objective.is_of_pairs(),
@@ -227,7 +232,14 @@ impl Footprint {
         std::array::from_fn(|map| if ranks[map] > 0 { of(self.maps[map].1) } else { 0 })
     }
 
-    /// Values a token that the graph of a layer keeps.
+    /// What a value of gate and up of a layer, of what is made of them and of the gradients of these counts: [`HALF`] where all three maps are no more than maps
+    /// (`Mlp::forward`), and none is trained itself, which computes in f32.
+    fn gated(&self, layer: usize) -> f64 {
+        let alone = (self.dora || self.dropout) && self.ranks[layer][4..].iter().any(|rank| *rank > 0);
+        if self.halves && !alone && !self.whole[layer][4..].contains(&true) { HALF } else { 1.0 }
+    }
+
+    /// Values a token that the graph of a layer keeps, as so many in f32.
     fn graph(&self, layer: usize) -> f64 {
         let [h, q, kv, i] = self.widths;
         let (ranks, whole) = (&self.ranks[layer], self.whole[layer]);
@@ -237,14 +249,14 @@ impl Footprint {
         let reads: [bool; 7] = std::array::from_fn(|map| whole[map] || ranks[map] > 0 && !self.dropout);
         let [of_q, of_k, of_v, _, of_gate, of_up, of_down] = reads;
         let dropped = if self.dropout { sum(self.adapted(ranks, |[_, input]| input)) } else { 0.0 };
-        let inputs = kept(of_q || of_k || of_v, h) + kept(of_gate || of_up, h) + kept(of_down, i) + dropped;
+        let inputs = kept(of_q || of_k || of_v, h) + kept(of_gate || of_up, h) + self.gated(layer) * kept(of_down, i) + dropped;
         // DoRA scales the map's output and the branch's (`base` and `branch(x)` of `lora.rs`) by what is learnt, and reads both again.
         let dora = if self.dora { 2.0 * sum(self.adapted(ranks, |[out, _]| out)) } else { 0.0 };
         // A branch that is computed by itself keeps what A makes of its input (`inner`), which B's gradient reads.
         let inner = if self.dora || self.dropout { sum(*ranks) } else { 0.0 };
         let head_norms = if self.qk_norm { q + kv } else { 0.0 };
         // Inputs of both norms; queries, keys, values, what attention makes of them, the sum of each row; gate and up.
-        2.0 * h + head_norms + (2.0 * q + 2.0 * kv + self.heads as f64) + 2.0 * i + inputs + dora + inner
+        2.0 * h + head_norms + (2.0 * q + 2.0 * kv + self.heads as f64) + self.gated(layer) * 2.0 * i + inputs + dora + inner
     }
 
     /// Of what DoRA rescales: outputs of the maps of one input together, and of one map its rank times its outputs; both at the largest.
@@ -282,7 +294,8 @@ impl Footprint {
         // `row_norms` A Wᵀ and B A Aᵀ, each with its product with B.
         let [rescaled, norms] = self.rescaled();
         let doras = 2.0 * tokens * rescaled + 4.0 * norms;
-        let passing = loss * (F32 * (tokens * (3.0 * i + 9.0 * h + q) + doras + of_weights) + self.dense);
+        let gated = (self.lowest()..self.ranks.len()).map(|layer| self.gated(layer)).fold(HALF, f64::max);
+        let passing = loss * (F32 * (tokens * (gated * 3.0 * i + 9.0 * h + q) + doras + of_weights) + self.dense);
 
         let (one, moments) = (F32 * self.trained, self.moments);
         let (learnt, passes) = (one * (2.0 + moments), activations + logits);
@@ -490,6 +503,11 @@ mod tests {
         let lost = (1.0 - 1.0 / CARD_LOSS) * (plan.activations + plan.logits + passing);
         let counted = plan.peak() - CONTEXT - lost;
         assert!((4.9e9..5.0e9).contains(&counted), "{counted} of {plan:?}");
+        // By our own products three times i of the layer that is kept, and as much on the way down, take two bytes less.
+        let own = SftConfig { products: Products::Own, ..config.clone() };
+        let own =
+            Footprint::new(&Size::named("1.5B").unwrap().shape(), &own, storage, Place::Card).unwrap().at(1, 2048, Checkpointing::ALL);
+        assert!((plan.peak() - own.peak() - CARD_LOSS * 2.0 * 2048.0 * 2.0 * 3.0 * 8960.0).abs() < 1.0, "{own:?}");
         // In NF4, beside rows of half the size that nobody rounds again.
         let nf4 = |precision| {
             let config = SftConfig { precision, base_dtype: BaseDtype::Nf4, ..SftConfig::default() };
@@ -497,6 +515,40 @@ mod tests {
         };
         let peaks = [RunPrecision::Fp16, RunPrecision::F32].map(|precision| nf4(precision).at(1, 2048, Checkpointing::ALL).peak());
         assert!((peaks[0] - 3.555e9).abs() < 5e6 && (peaks[1] - 4.052e9).abs() < 5e6, "{peaks:?}");
+    }
+
+    /// By our own products gate, up and what is made of them are kept in f16, and so is what is widest on the way down.
+    #[test]
+    fn the_widest_of_a_layer_take_two_bytes_where_they_are_f16() {
+        let (layers, tokens, i) = (24.0, 512.0, 4864.0);
+        let saved = |settings: &dyn Fn(&mut SftConfig)| {
+            let plan = |products| {
+                let mut config = SftConfig { precision: RunPrecision::Fp16, products, ..SftConfig::default() };
+                settings(&mut config);
+                let run = Footprint::new(&Size::named("0.5B").unwrap().shape(), &config, Storage::Half, Place::Card).unwrap();
+                run.at(1, 512, Checkpointing::OFF)
+            };
+            let (f32, f16) = (plan(Products::Burn), plan(Products::Own));
+            [f32.activations - f16.activations, f32.workspace - f16.workspace]
+        };
+        let near = |saved: [f64; 2], kept: f64, passing: f64| {
+            let expected = [kept, passing].map(|values| 2.0 * CARD_LOSS * tokens * i * values);
+            let apart = saved.iter().zip(expected).any(|(saved, expected)| (saved - expected).abs() > 1.0);
+            assert!(!apart, "{saved:?} for {expected:?}");
+        };
+        let few = |config: &mut SftConfig| config.target_modules = Targets::parse("q_proj,v_proj");
+        near(saved(&|_| ()), 3.0 * layers, 3.0);
+        near(saved(&few), 2.0 * layers, 3.0);
+        // Adapters by themselves, and weights that are trained, compute in f32; those of attention are no reason to.
+        near(saved(&|config| config.lora_dropout = 0.1), 0.0, 0.0);
+        near(saved(&|config| config.use_dora = true), 0.0, 0.0);
+        let of_attention = |config: &mut SftConfig| {
+            few(config);
+            config.lora_dropout = 0.1;
+        };
+        near(saved(&of_attention), 2.0 * layers, 3.0);
+        near(saved(&|config| config.modules_to_save = vec!["layers.3.mlp.down_proj".into()]), 3.0 * (layers - 1.0), 0.0);
+        near(saved(&|config| config.precision = RunPrecision::Fp16Pure), 0.0, 0.0);
     }
 
     #[test]

@@ -1,9 +1,10 @@
-//! The decoder's operations on CubeCL devices: f32 through our kernels, everything else through Burn's own operations.
+//! The decoder's operations on CubeCL devices: f32 through our kernels, the gated SiLU in 16 bits too, everything else through Burn's own operations.
 //!
 //! RMS norm is one launch where shared memory can be trusted, a workgroup to a row; else what adds up rows is two. The weight's gradient, which adds up rows
 //! and then columns, is four, the rest one. A result goes into the memory of the tensor it replaces if nobody else holds that.
 
 use burn::backend::DType;
+use burn::backend::cubecl::dtype_to_storage_type;
 use burn::backend::ops::FloatTensorOps;
 use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
@@ -16,7 +17,7 @@ use super::cube_kernels::{
 };
 use super::{DecoderOps, portable};
 use crate::cube::geometry::dims4;
-use crate::cube::launch::{UNITS, covers, launch, reach};
+use crate::cube::launch::{UNITS, covers, covers_images, launch, reach};
 use crate::cube::pixels::{empty, like, replacement};
 use crate::cube::shared_memory_works;
 use crate::cube::softmax::{MaskingLaunch, softmax_sums_kernel};
@@ -94,23 +95,31 @@ impl DecoderOps for CubeBackend {
     }
 
     fn swiglu(gate: CubeTensor, up: CubeTensor) -> CubeTensor {
-        if !covers([&gate, &up]) {
+        if !covers_images(&[&gate, &up], []) {
+            let [gate, up] = alike([gate, up]);
             return portable::swiglu::<Self>(gate, up);
         }
         let [gate, up] = [gate, up].map(into_contiguous);
-        let (y, len) = (like(&gate), gate.meta.shape().num_elements());
-        launch!(swiglu_kernel, len, [(gate, len), (up, len), (y, len)]);
+        let (y, len, dtype) = (like(&gate), gate.meta.shape().num_elements(), gate.dtype);
+        launch!(swiglu_kernel, len, [(gate, len, dtype), (up, len, dtype), (y, len, dtype)], dtype_to_storage_type(dtype));
         y
     }
 
     fn swiglu_grad(gate: CubeTensor, up: CubeTensor, dy: CubeTensor) -> (CubeTensor, CubeTensor) {
-        if !covers([&gate, &up, &dy]) {
+        if !covers_images(&[&gate, &up, &dy], []) {
+            let [gate, up, dy] = alike([gate, up, dy]);
             return portable::swiglu_grad::<Self>(gate, up, dy);
         }
         let [gate, up, dy] = [gate, up, dy].map(into_contiguous);
         let (dup, (dgate, to_dgate)) = (like(&up), replacement(&dy, 2));
-        let len = gate.meta.shape().num_elements();
-        launch!(swiglu_grad_kernel, len, [(gate, len), (up, len), (dy, len), (dup, len)], to_dgate);
+        let (len, dtype) = (gate.meta.shape().num_elements(), gate.dtype);
+        launch!(
+            swiglu_grad_kernel,
+            len,
+            [(gate, len, dtype), (up, len, dtype), (dy, len, dtype), (dup, len, dtype)],
+            to_dgate,
+            dtype_to_storage_type(dtype)
+        );
         (dgate, dup)
     }
 
@@ -160,6 +169,12 @@ impl DecoderOps for CubeBackend {
         }
         turned(q, k, cos, sin, true)
     }
+}
+
+/// In f32, unless they are of one type.
+fn alike<const N: usize>(tensors: [CubeTensor; N]) -> [CubeTensor; N] {
+    let dtype = tensors[0].dtype;
+    if tensors.iter().all(|tensor| tensor.dtype == dtype) { tensors } else { tensors.map(CubeBackend::widen) }
 }
 
 /// The gradient of RMS norm's x, added to `held`, a workgroup to a row.

@@ -202,25 +202,34 @@ fn sigmoid(x: f32) -> f32 {
 }
 
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(super) fn swiglu_kernel(gate: &Tensor<f32>, up: &Tensor<f32>, y: &mut Tensor<f32>) {
+pub(super) fn swiglu_kernel<E: Float>(gate: &Tensor<E>, up: &Tensor<E>, y: &mut Tensor<E>, #[define(E)] _type: ElemType) {
     let i = ABSOLUTE_POS;
     if i >= gate.len() {
         terminate!();
     }
-    y[i] = gate[i] * sigmoid(gate[i]) * up[i];
+    let x = f32::cast_from(gate[i]);
+    y[i] = E::cast_from(x * sigmoid(x) * f32::cast_from(up[i]));
 }
 
 /// dgate may be dy.
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(super) fn swiglu_grad_kernel(gate: &Tensor<f32>, up: &Tensor<f32>, dy: &Tensor<f32>, dup: &mut Tensor<f32>, dgate: &mut Tensor<f32>) {
+pub(super) fn swiglu_grad_kernel<E: Float>(
+    gate: &Tensor<E>,
+    up: &Tensor<E>,
+    dy: &Tensor<E>,
+    dup: &mut Tensor<E>,
+    dgate: &mut Tensor<E>,
+    #[define(E)] _type: ElemType,
+) {
     let i = ABSOLUTE_POS;
     if i >= gate.len() {
         terminate!();
     }
-    let (s, d) = (sigmoid(gate[i]), dy[i]);
-    let silu = gate[i] * s;
-    dup[i] = d * silu;
-    dgate[i] = d * up[i] * (s + silu * (1.0f32 - s));
+    let (x, d) = (f32::cast_from(gate[i]), f32::cast_from(dy[i]));
+    let s = sigmoid(x);
+    let silu = x * s;
+    dup[i] = E::cast_from(d * silu);
+    dgate[i] = E::cast_from(d * f32::cast_from(up[i]) * (s + silu * (1.0f32 - s)));
 }
 
 /// exp(score - maximum) / sum; p may be x.

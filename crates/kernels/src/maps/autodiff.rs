@@ -3,7 +3,7 @@
 
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{AutodiffBackend, Backend, TensorMetadata};
-use burn::tensor::Shape;
+use burn::tensor::{DType, FloatDType, Shape};
 
 use super::operands::Maps;
 use super::portable::{flat, shaped};
@@ -34,12 +34,8 @@ fn off_the_graph<B: Backend, C: CheckpointStrategy>(weight: StoredWeight<Autodif
 
 /// The same of a map.
 fn inner<B: Backend, C: CheckpointStrategy>(StoredMap { weight, bias, branch }: StoredMap<Autodiff<B, C>>) -> StoredMap<B> {
-    let of_branch = |StoredBranch { a, b, scaling }: StoredBranch<Autodiff<B, C>>| StoredBranch {
-        a: a.into_primitive(),
-        b: b.into_primitive(),
-        scaling,
-    };
-    let (bias, branch) = (bias.into_option().map(|bias| bias.into_primitive()), branch.into_option().map(of_branch));
+    let bias = bias.into_option().map(|bias| bias.into_primitive());
+    let branch = branch.into_option().map(|it| StoredBranch { a: it.a.into_primitive(), b: it.b.into_primitive(), scaling: it.scaling });
     StoredMap { weight: off_the_graph(weight), bias: bias.into(), branch: branch.into() }
 }
 
@@ -52,7 +48,7 @@ fn recorded<B: MapOps, C: CheckpointStrategy>(
     together: bool,
 ) -> Vec<Float<Autodiff<B, C>>> {
     let tensor = |i: usize| {
-        let map = maps.0.get(i / 3)?;
+        let map = maps.all.get(i / 3)?;
         match (i % 3, &map.weight, &map.branch) {
             (0, StoredWeight::Dense(weight), _) => Some(weight),
             (1, _, Branch::LowRank(branch)) => Some(&branch.a),
@@ -68,13 +64,14 @@ fn recorded<B: MapOps, C: CheckpointStrategy>(
         _ => tensor(i - 2).unwrap_or(&none).node(),
     });
     let keeps_x = (0..3 * MOST_MAPS).filter_map(tensor).any(|tensor| tensor.is_tracked());
-    let branches: Vec<usize> = (0..maps.0.len()).filter(|&i| matches!(maps.0[i].branch, Branch::LowRank(_))).collect();
+    let branches: Vec<usize> = (0..maps.all.len()).filter(|&i| matches!(maps.all[i].branch, Branch::LowRank(_))).collect();
 
-    let maps = Maps(maps.0.into_iter().map(inner).collect());
-    let (x, onto, count) = (x.into_primitive(), onto.map(|onto| onto.into_primitive()), maps.0.len());
+    let maps = Maps { all: maps.all.into_iter().map(inner).collect(), half: maps.half };
+    let (x, onto, count) = (x.into_primitive(), onto.map(|onto| onto.into_primitive()), maps.all.len());
     let forward = if together { B::maps } else { portable::maps::<B> };
     let mut results = forward(x.clone(), maps.clone(), onto.into(), precision).0;
     let besides = results.split_off(count);
+    let maps = Maps { half: x.dtype() == DType::F16, ..maps };
     let kept: Vec<Float<B>> = if keeps_x { [x].into_iter().chain(besides).collect() } else { Vec::new() };
 
     recorded_several::<B, C, PARENTS>(parents, results, move |came, mut parents| {
@@ -116,13 +113,15 @@ fn with_biases<B: MapOps, C: CheckpointStrategy>(
         Maybe::Some(bias) if bias.is_tracked() => std::mem::replace(&mut map.bias, Maybe::None).into_option(),
         _ => None,
     };
-    let biases: Vec<_> = maps.0.iter_mut().map(trained).collect();
+    let biases: Vec<_> = maps.all.iter_mut().map(trained).collect();
     let behind = onto.take_if(|_| biases[0].is_some());
     let mut results = if together {
         recorded::<B, C>(x, maps, onto, precision, true)
     } else {
-        // A trained weight whose result nobody reads has no gradient, and not one of zeros.
-        maps.0.into_iter().flat_map(|map| recorded::<B, C>(x.clone(), Maps(vec![map]), onto.take(), precision, false)).collect()
+        // In f32, whatever x is. A trained weight whose result nobody reads has no gradient, and not one of zeros.
+        let x = if x.dtype() == DType::F16 { Autodiff::<B, C>::float_cast(x, FloatDType::F32) } else { x };
+        let alone = |map| recorded::<B, C>(x.clone(), Maps { all: vec![map], half: false }, onto.take(), precision, false);
+        maps.all.into_iter().flat_map(alone).collect()
     };
     for (y, bias) in results.iter_mut().zip(biases) {
         if let Some(bias) = bias {
@@ -139,14 +138,14 @@ fn with_biases<B: MapOps, C: CheckpointStrategy>(
 
 impl<B: MapOps, C: CheckpointStrategy> MapOps for Autodiff<B, C> {
     fn maps(x: Float<Self>, maps: Maps<Self>, onto: Maybe<Self>, precision: Precision) -> Parts<Self> {
-        let together = !maps.0.iter().any(is_trained);
+        let together = !maps.all.iter().any(is_trained);
         Parts(with_biases::<B, C>(x, maps, onto.into_option(), precision, together))
     }
 }
 
 impl<B: MapOps, C: CheckpointStrategy> ProductOps for Autodiff<B, C> {
     fn linear_forward(x: Float<Self>, map: StoredMap<Self>, precision: Precision) -> Float<Self> {
-        with_biases::<B, C>(x, Maps(vec![map]), None, precision, false).remove(0)
+        with_biases::<B, C>(x, Maps { all: vec![map], half: false }, None, precision, false).remove(0)
     }
 
     fn dense_weight(weight: StoredWeight<Self>) -> Float<Self> {

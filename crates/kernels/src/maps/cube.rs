@@ -1,14 +1,16 @@
 //! The maps of one input on CubeCL devices, where nothing may be tuned (`Lowering::Gemm`), by our own product: f32, or factors beside the weights rounded to f16 and
-//! branches in f32. Everything else goes map by map.
+//! branches in f32. What they are made of and make may lie in f16. Everything else goes map by map, in f32.
 //!
 //! Forward: the inner products `s x Aᵀ` of all branches in one launch, and one to each map, which adds its branch, bias and what it is added to where
 //! it is written. Backward: `s dy B` of all branches in one launch, the gradients of all A and B in another, and one to each map, which adds its part of the
 //! gradient of x to that of the map before it. No sum is cut into parts: what a few more workgroups would gain, launches would cost. Weights in words of
-//! two bf16s or four int8s are read where they lie, and x and the gradients of the results in f32; what is to be f16 of these is rounded as it is read. Other
+//! two bf16s or four int8s are read where they lie, and x and the gradients of the results too; what is to be f16 of these is rounded as it is read. Other
 //! blocks are made dense, those of all maps in one launch if they are few.
 
 use burn::backend::cubecl::dtype_to_storage_type;
-use burn::backend::{DType, TensorMetadata};
+use burn::backend::ops::FloatTensorOps;
+use burn::backend::{Backend, DType, TensorMetadata};
+use burn::tensor::FloatDType;
 use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
@@ -28,11 +30,16 @@ use crate::cube::pixels::{empty, replacement, view};
 use crate::cube::shared_memory_works;
 use crate::cube::trace::{note, note_room};
 use crate::operands::Maybe;
-use crate::planes::Parts;
+use crate::planes::{Parts, PlaneOps};
 use crate::policy::{Lowering, default_lowering};
 use crate::products::{Branch, Coded, Low, StoredBranch, StoredMap, StoredWeight};
 use crate::products::{are_few, as_factor, factors, few_rows, in_words, made_dense, rounded};
 use crate::shapes::expect;
+
+/// Whether our kernels read these numbers.
+fn are_read<'a>(tensors: impl IntoIterator<Item = &'a CubeTensor>) -> bool {
+    tensors.into_iter().all(|tensor| matches!(tensor.dtype, DType::F32 | DType::F16) && tensor.meta.shape().num_elements() > 0)
+}
 
 /// Whether our kernels take these.
 fn ours<'a>(tensors: impl IntoIterator<Item = &'a CubeTensor>, maps: &Maps<CubeBackend>, precision: Precision) -> bool {
@@ -45,7 +52,7 @@ fn ours<'a>(tensors: impl IntoIterator<Item = &'a CubeTensor>, maps: &Maps<CubeB
         let branch = if let Branch::LowRank(branch) = &map.branch { Some([&branch.a, &branch.b]) } else { None };
         weight && covers(bias.into_iter().chain(branch.into_iter().flatten()))
     };
-    default_lowering() == Lowering::Gemm && precision != Precision::PureF16 && covers(tensors) && maps.0.iter().all(of_map)
+    default_lowering() == Lowering::Gemm && precision != Precision::PureF16 && are_read(tensors) && maps.all.iter().all(of_map)
 }
 
 /// Rows and columns.
@@ -102,13 +109,14 @@ fn product(name: &'static str, [m, n, k]: [usize; 3], a: Layout, b: Layout, offs
     }
 }
 
-/// `a b (+ low.0 low.1) (+ bias) (+ onto)`, `[m, n]`, where `a` is in f32, and `a` and words of `b` are rounded to `factors` as they are read.
+/// `a b (+ low.0 low.1) (+ bias) (+ onto)`, `[m, n]`, of the type of `onto` or else in `result`, where `a` is in f32 or f16, and `a` and words of `b` are rounded to
+/// `factors` as they are read.
 #[expect(unsafe_code, reason = "see SAFETY")]
 fn map(
     name: &'static str,
     [m, n, k]: [usize; 3],
     (a, b): (Operand<'_>, Operand<'_>),
-    factors: DType,
+    [factors, result]: [DType; 2],
     low: Option<(Operand<'_>, Operand<'_>, usize)>,
     bias: Option<&CubeTensor>,
     onto: Option<CubeTensor>,
@@ -118,11 +126,11 @@ fn map(
     let main = product(name, [m, n, k], a.layout, b.layout, 0, 1.0);
     let block = main.block(hardware.max_units_per_cube);
     let shared = block.bytes() <= hardware.max_shared_memory_size && shared_memory_works(&like.device);
-    let block = Block { shared, rounds: factors != DType::F32, ..block };
+    let block = Block { shared, rounds: factors != DType::F32 && factors != like.dtype, ..block };
     let (c, to_c) = match &onto {
         Some(onto) => replacement(onto, 5),
         None => {
-            let c = empty(like, [m, n], DType::F32);
+            let c = empty(like, [m, n], result);
             (c.clone(), c.into_tensor_arg())
         }
     };
@@ -141,7 +149,7 @@ fn map(
     let blocks = [n.div_ceil(block.cols as usize), m.div_ceil(block.rows as usize)];
     // Scales are bound where nothing else is.
     let beside = [bias, onto.as_ref()].map(|tensor| tensor.or(b.scales).unwrap_or(like));
-    assert!(b.scales.is_none() || bias.is_none() || onto.is_none(), "{name}: no place for scales");
+    assert!(b.scales.is_none() || bias.is_none() || (onto.is_none() && c.dtype == DType::F32), "{name}: no place for scales");
     let all = [like, b.tensor, left, right, beside[0], beside[1], &c];
     note(
         name,
@@ -155,8 +163,9 @@ fn map(
         (2 * m * n * (k + low.as_ref().map_or(0, |low| low.2))) as u64,
     );
     note_room(name, if block.shared { block.bytes() } else { 0 }, block.registers());
-    // SAFETY: all but B are f32 (`covers`); `check` has found the last number of each tensor that its steps reach, in C too, which has the shape of `onto`; the
-    // bias has a number to a column; `check_scales` has found a scale to each row.
+    // SAFETY: A, B, C and what C is added to are read as the types they are of, all else is f32 (`ours`), or bound where nothing is read; `check` has found the last
+    // number of each tensor that its steps reach, in C too, which has the shape of `onto`; the bias has a number to a column; `check_scales` has found a scale to
+    // each row.
     unsafe {
         map_kernel::launch_unchecked(
             client,
@@ -175,7 +184,7 @@ fn map(
             main.image(0),
             block,
             with,
-            [factors, b.layout.packing.element(b.tensor.dtype)].map(dtype_to_storage_type),
+            [like.dtype, factors, b.layout.packing.element(b.tensor.dtype), c.dtype].map(dtype_to_storage_type),
         );
     }
     c
@@ -252,7 +261,7 @@ struct Settled {
 impl Settled {
     fn new(maps: Maps<CubeBackend>, rows: usize) -> Self {
         let mut settled = Self { weights: Vec::new(), biases: Vec::new(), branches: Vec::new(), starts: vec![0] };
-        for StoredMap { weight, bias, branch } in maps.0 {
+        for StoredMap { weight, bias, branch } in maps.all {
             settled.weights.push(weight);
             settled.biases.push(bias.into_option().map(into_contiguous));
             let branch = branch.into_option();
@@ -337,21 +346,27 @@ impl Settled {
     }
 }
 
+/// The same in f32.
+fn wide(x: CubeTensor) -> CubeTensor {
+    if x.dtype == DType::F16 { CubeBackend::widen(x) } else { x }
+}
+
 impl MapOps for CubeBackend {
     fn maps(x: CubeTensor, maps: Maps<Self>, onto: Maybe<Self>, precision: Precision) -> Parts<Self> {
         let mut onto = onto.into_option();
-        if !ours([&x].into_iter().chain(&onto), &maps, precision) {
-            return portable::maps::<Self>(x, maps, onto.into(), precision);
+        if !(ours([&x], &maps, precision) && covers(&onto)) {
+            return portable::maps::<Self>(wide(x), maps, onto.map(wide).into(), precision);
         }
-        let shape = x.shape();
+        let (shape, half) = (x.shape(), maps.half && Self::supports_dtype(&x.device, DType::F16));
         let x = flat(x);
         let [rows, input] = dims(&x);
         let maps = Settled::new(maps, rows);
-        let (inner, factors) = (maps.inner(&x), factors(precision, x.dtype));
-        // Only the first is added to anything, and beside its bias that leaves no room for more.
-        let full = onto.is_some() && maps.biases[0].is_some();
-        let room = |i: usize| i > 0 || !full;
+        let (inner, factors, added) = (maps.inner(&x), factors(precision, DType::F32), onto.is_some());
+        // What a result is added to, which only the first is, leaves no room beside a bias, nor does a result in f16.
+        let room = |i: usize| maps.biases[i].is_none() || !(half || i == 0 && added);
         let few = |i: usize| room(i) && are_few(rows, x.dtype, &maps.weights[i]);
+        // Those of a few rows are f32, and then all are.
+        let result = if half && !(0..maps.weights.len()).any(few) { DType::F16 } else { DType::F32 };
         let mut made = maps.dense(|i| !few(i) && words(&maps.weights[i], room(i)).is_none(), precision);
         let one = |i: usize| {
             let (bias, onto) = (maps.biases[i].as_ref(), onto.take().map(flat));
@@ -367,7 +382,7 @@ impl MapOps for CubeBackend {
                 (Operand::lines(inner, maps.starts[i], rank), Operand::lines(&branch.b, 0, rank), rank)
             });
             let operands = (Operand::lines(&x, 0, input), weight.lines());
-            let y = map("linear map", [rows, out, input], operands, factors, low, bias, onto);
+            let y = map("linear map", [rows, out, input], operands, [factors, result], low, bias, onto);
             portable::shaped::<Self>(y, &shape)
         };
         let mut all: Vec<CubeTensor> = (0..maps.weights.len()).map(one).collect();
@@ -384,11 +399,16 @@ impl MapOps for CubeBackend {
         wants: bool,
         precision: Precision,
     ) -> Parts<Self> {
-        let held = held.into_option();
+        let (held, half) = (held.into_option(), maps.half);
         // The inner products are there, behind x, if the results were ours.
         let complete = kept.0.is_empty() || kept.0.len() == 2;
         if !complete || !ours(kept.0.iter().chain(&dys.0).chain(&held), &maps, precision) {
-            return portable::maps_grad::<Self>(kept, maps, dys, order, held.into(), wants, precision);
+            let [kept, dys] = [kept, dys].map(|parts| Parts(parts.0.into_iter().map(wide).collect()));
+            let mut grads = portable::maps_grad::<Self>(kept, maps, dys, order, held.map(wide).into(), wants, precision).0;
+            if let Some(dx) = grads.first_mut().filter(|_| wants && half) {
+                *dx = Self::float_cast(dx.clone(), FloatDType::F16);
+            }
+            return Parts(grads);
         }
         let shape = dys.0[0].shape();
         let mut sorted: Vec<(usize, CubeTensor)> = order.iter().copied().zip(dys.0.into_iter().map(flat)).collect();
@@ -411,7 +431,8 @@ impl MapOps for CubeBackend {
                 (Operand::lines(inner, maps.starts[i], rank), Operand::terms(&branch.a, 0, input), rank)
             });
             let operands = (Operand::lines(dy, 0, out), weight.terms());
-            dx = Some(map("linear map, gradient of its input", [rows, input, out], operands, factors(precision, dy.dtype), low, None, dx));
+            let types = [factors(precision, DType::F32), if half { DType::F16 } else { DType::F32 }];
+            dx = Some(map("linear map, gradient of its input", [rows, input, out], operands, types, low, None, dx));
         }
         let dx = dx.filter(|_| wants).map(|dx| portable::shaped::<Self>(dx, &shape));
         Parts(dx.into_iter().chain(of_branches).collect())

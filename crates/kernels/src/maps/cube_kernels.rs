@@ -20,44 +20,44 @@ pub(super) struct With {
     pub(super) onto: bool,
 }
 
-/// `C = A B + L M (+ bias) (+ onto)`, all of f32 but B, which may be packed; A, if the block says so, and a packed B are rounded to `F`. C may be `onto`. Grid:
-/// blocks of columns, blocks of rows.
+/// `C = A B + L M (+ bias) (+ onto)` in f32, of A and B as they lie; A, if the block says so, and a packed B are rounded to `F`. C may be `onto`. Grid: blocks of
+/// columns, blocks of rows.
 ///
 /// # Safety
 /// No index is checked: the tensors must hold all that `args` and, with a branch, `low` reach, a bias a number to each column, `onto` what C has; of a B with
-/// scales, `bias` or (beside a bias) `onto` is a scale to each row of its matrix.
+/// scales, `bias` or (beside a bias, of a C in f32) `onto` is a scale to each row of its matrix.
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(super) fn map_kernel<F: Float, B: Numeric>(
-    a: &Tensor<f32>,
+pub(super) fn map_kernel<A: Float, F: Float, B: Numeric, C: Float>(
+    a: &Tensor<A>,
     b: &Tensor<B>,
     left: &Tensor<f32>,
     right: &Tensor<f32>,
     bias: &Tensor<f32>,
-    onto: &Tensor<f32>,
-    c: &mut Tensor<f32>,
+    onto: &Tensor<C>,
+    c: &mut Tensor<C>,
     args: &Args,
     low: &Args,
     image: &Image,
     #[comptime] block: Block,
     #[comptime] with: With,
-    #[define(F, B)] _types: [ElemType; 2],
+    #[define(A, F, B, C)] _types: [ElemType; 4],
 ) {
     let part = part_of(0u32, 0u32, args, block);
     // One of the two is there for scales.
     let sums = if comptime!(with.bias) {
-        map_sums::<F, B>(a, b, onto, left, right, args, low, image, &part, block, with)
+        map_sums::<A, F, B, C>(a, b, onto, left, right, args, low, image, &part, block, with)
     } else {
-        map_sums::<F, B>(a, b, bias, left, right, args, low, image, &part, block, with)
+        map_sums::<A, F, B, f32>(a, b, bias, left, right, args, low, image, &part, block, with)
     };
-    write(&sums, bias, onto, c, args, &part, block, with);
+    write::<C>(&sums, bias, onto, c, args, &part, block, with);
 }
 
 /// The sums of [`map_kernel`].
 #[cube]
-fn map_sums<F: Float, B: Numeric>(
-    a: &Tensor<f32>,
+fn map_sums<A: Float, F: Float, B: Numeric, S: Float>(
+    a: &Tensor<A>,
     b: &Tensor<B>,
-    scales: &Tensor<f32>,
+    scales: &Tensor<S>,
     left: &Tensor<f32>,
     right: &Tensor<f32>,
     args: &Args,
@@ -70,7 +70,7 @@ fn map_sums<F: Float, B: Numeric>(
     let mut sums = no_sums(block);
     if comptime!(block.shared) {
         let mut room = room(comptime!(block.left().size()), comptime!(block.right().size()));
-        shared_sums::<f32, B, F, f32>(a, b, scales, &mut room, &mut sums, args, image, part, block);
+        shared_sums::<A, B, F, S>(a, b, scales, &mut room, &mut sums, args, image, part, block);
         if comptime!(with.low.is_some()) {
             let block = comptime!(with.low.unwrap_or(block));
             shared_sums::<f32, f32, f32, f32>(
@@ -86,7 +86,7 @@ fn map_sums<F: Float, B: Numeric>(
             );
         }
     } else {
-        direct_sums::<f32, B, F, f32>(a, b, scales, &mut sums, args, image, part, block);
+        direct_sums::<A, B, F, S>(a, b, scales, &mut sums, args, image, part, block);
         if comptime!(with.low.is_some()) {
             let block = comptime!(with.low.unwrap_or(block));
             direct_sums::<f32, f32, f32, f32>(left, right, right, &mut sums, low, image, &part_of(0u32, 0u32, low, block), block);
@@ -97,11 +97,11 @@ fn map_sums<F: Float, B: Numeric>(
 
 /// A thread's numbers of C, times the scale.
 #[cube]
-fn write(
+fn write<C: Float>(
     sums: &Array<f32>,
     bias: &Tensor<f32>,
-    onto: &Tensor<f32>,
-    c: &mut Tensor<f32>,
+    onto: &Tensor<C>,
+    c: &mut Tensor<C>,
     args: &Args,
     part: &Part,
     #[comptime] block: Block,
@@ -120,9 +120,9 @@ fn write(
                     value += bias[column as usize];
                 }
                 if comptime!(with.onto) {
-                    value += onto[at];
+                    value += f32::cast_from(onto[at]);
                 }
-                c[at] = value;
+                c[at] = C::cast_from(value);
             }
         }
     }

@@ -66,18 +66,23 @@ pub struct Map {
     pub branch: Option<LowRank>,
 }
 
-/// `y = x (W + s B A)ᵀ + b` of each map, x `[.., in]` to `[.., out]`, differentiable; `onto` `[.., out]` is added to the first.
+/// `y = x (W + s B A)ᵀ + b` of each map, x `[.., in]` to `[.., out]`, differentiable; `onto` `[.., out]` is added to the first. With `half`, results that are added to
+/// nothing are f16 where our kernels for GPUs compute them, and f32 elsewhere; x may be such a result, or made of such. Its gradient is of its type.
 ///
 /// The gradients are made at once, when those of the results have come; one that nobody reads counts as zeros. There are [`MOST_MAPS`] maps at most.
-pub fn maps<const N: usize, const D: usize>(x: Tensor<D>, maps: [Map; N], onto: Option<Tensor<D>>, precision: Precision) -> [Tensor<D>; N] {
+pub fn maps<const N: usize, const D: usize>(
+    x: Tensor<D>,
+    maps: [Map; N],
+    onto: Option<Tensor<D>>,
+    half: bool,
+    precision: Precision,
+) -> [Tensor<D>; N] {
     assert!(N > 0 && N <= MOST_MAPS, "{N} maps of an input");
     let input = x.dims()[D - 1];
     for Map { weight, bias, branch } in &maps {
         let [out, width] = weight.dims();
         assert!(width == input, "x has {input} columns, and a weight is [{out}, {width}]");
-        if let Some(bias) = bias {
-            shapes::expect("a bias", bias.dims(), [out]);
-        }
+        bias.iter().for_each(|bias| shapes::expect("a bias", bias.dims(), [out]));
         if let Some(LowRank { a, b, .. }) = branch {
             let [rank, _] = a.dims();
             shapes::expect("A", a.dims(), [rank, input]);
@@ -89,7 +94,7 @@ pub fn maps<const N: usize, const D: usize>(x: Tensor<D>, maps: [Map; N], onto: 
         shape[D - 1] = maps[0].weight.dims()[0];
         shapes::expect("what the first result is added to", onto.dims(), shape);
     }
-    let stored = Maps(maps.into_iter().map(Map::into_dispatch).collect());
+    let stored = Maps { all: maps.into_iter().map(Map::into_dispatch).collect(), half };
     let onto = onto.map_or(Maybe::None, |onto| Maybe::Some(onto.into_dispatch()));
     let mut results = Dispatch::maps(x.into_dispatch(), stored, onto, precision).0.into_iter();
     std::array::from_fn(|_| Tensor::from_dispatch(results.next().unwrap_or_else(|| unreachable!("a result of each map"))))
@@ -97,11 +102,8 @@ pub fn maps<const N: usize, const D: usize>(x: Tensor<D>, maps: [Map; N], onto: 
 
 impl Map {
     fn into_dispatch(self) -> StoredMap<Dispatch> {
-        let branch = |LowRank { a, b, scaling }| StoredBranch { a: Tensor::into_dispatch(a), b: Tensor::into_dispatch(b), scaling };
-        StoredMap {
-            weight: self.weight.into_dispatch(),
-            bias: self.bias.map(Tensor::into_dispatch).into(),
-            branch: self.branch.map(branch).into(),
-        }
+        let Self { weight, bias, branch } = self;
+        let stored = |LowRank { a, b, scaling }| StoredBranch { a: Tensor::into_dispatch(a), b: Tensor::into_dispatch(b), scaling };
+        StoredMap { weight: weight.into_dispatch(), bias: bias.map(Tensor::into_dispatch).into(), branch: branch.map(stored).into() }
     }
 }

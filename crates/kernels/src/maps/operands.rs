@@ -6,7 +6,12 @@ use crate::products::StoredMap;
 
 /// Maps of one input.
 #[derive(Clone, Debug)]
-pub struct Maps<B: Backend>(pub Vec<StoredMap<B>>);
+pub struct Maps<B: Backend> {
+    /// One after the other.
+    pub all: Vec<StoredMap<B>>,
+    /// Whether their results, and on the way back the gradient of the input, may be f16: where our kernels for GPUs compute them.
+    pub half: bool,
+}
 
 impl<B: Backend> ExtensionType<B> for Maps<B> {
     type Target = Maps<Dispatch>;
@@ -15,25 +20,25 @@ impl<B: Backend> ExtensionType<B> for Maps<B> {
     where
         F: Fn(BackendTensor<B>) -> DispatchTensorKind,
     {
-        Maps(self.0.into_iter().map(|map| map.map_to_dispatch(&map_kind, autodiff)).collect())
+        Maps { all: self.all.into_iter().map(|map| map.map_to_dispatch(&map_kind, autodiff)).collect(), half: self.half }
     }
 
     fn map_from_dispatch<F>(target: Self::Target, unwrap_kind: F) -> Self
     where
         F: Fn(DispatchTensor) -> BackendTensor<B>,
     {
-        Self(target.0.into_iter().map(|map| StoredMap::map_from_dispatch(map, &unwrap_kind)).collect())
+        Self { all: target.all.into_iter().map(|map| StoredMap::map_from_dispatch(map, &unwrap_kind)).collect(), half: target.half }
     }
 
     fn routing_tensor(target: &Self::Target) -> Option<&DispatchTensor> {
-        target.0.first().and_then(StoredMap::<B>::routing_tensor)
+        target.all.first().and_then(StoredMap::<B>::routing_tensor)
     }
 
     fn routing_float_tensor(target: &Self::Target) -> Option<&DispatchTensor> {
-        target.0.first().and_then(StoredMap::<B>::routing_float_tensor)
+        target.all.first().and_then(StoredMap::<B>::routing_float_tensor)
     }
 
     fn autodiff_context(target: &Self::Target) -> DispatchAutodiffContext {
-        target.0.iter().map(StoredMap::<B>::autodiff_context).fold(DispatchAutodiffContext::Disabled, DispatchAutodiffContext::merge)
+        target.all.iter().map(StoredMap::<B>::autodiff_context).fold(DispatchAutodiffContext::Disabled, DispatchAutodiffContext::merge)
     }
 }

@@ -30,12 +30,9 @@ pub(super) fn maps<B: ProductOps + PlaneOps>(x: Float<B>, maps: Maps<B>, onto: M
     let x = flat::<B>(x);
     let one = |map: StoredMap<B>| {
         let y = shaped::<B>(B::linear_forward(x.clone(), map, precision), &shape);
-        match onto.take() {
-            Some(onto) => B::add(y, onto),
-            None => y,
-        }
+        if let Some(onto) = onto.take() { B::add(y, onto) } else { y }
     };
-    Parts(maps.0.into_iter().map(one).collect())
+    Parts(maps.all.into_iter().map(one).collect())
 }
 
 pub(super) fn maps_grad<B: ProductOps + PlaneOps>(
@@ -48,9 +45,9 @@ pub(super) fn maps_grad<B: ProductOps + PlaneOps>(
     precision: Precision,
 ) -> Parts<B> {
     let mut dx = held.into_option();
-    let mut of_branches: Vec<_> = maps.0.iter().map(|_| None).collect();
+    let mut of_branches: Vec<_> = maps.all.iter().map(|_| None).collect();
     for (map, dy) in order.into_iter().zip(dys.0) {
-        let StoredMap { weight, branch, .. } = maps.0[map].clone();
+        let StoredMap { weight, branch, .. } = maps.all[map].clone();
         let shape = dy.shape();
         let dy = flat::<B>(dy);
         if let (Some(x), Branch::LowRank(StoredBranch { a, b, scaling })) = (kept.0.first(), &branch) {
@@ -58,10 +55,7 @@ pub(super) fn maps_grad<B: ProductOps + PlaneOps>(
         }
         if wants {
             let own = shaped::<B>(B::linear_data_grad(dy, weight, branch, precision), &shape);
-            dx = Some(match dx {
-                Some(others) => B::add(others, own),
-                None => own,
-            });
+            dx = Some(if let Some(others) = dx { B::add(others, own) } else { own });
         }
     }
     let of_branches = of_branches.into_iter().flatten().flat_map(|(da, db)| [da, db]);

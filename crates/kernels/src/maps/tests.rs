@@ -43,13 +43,13 @@ fn run(together: bool, trained: Trained, read: [bool; 3]) -> Vec<Vec<f32>> {
     });
     let input = enter(x.clone());
     let results = if together {
-        maps(input, all, Some(onto.clone()), Precision::F32)
+        maps(input, all, Some(onto.clone()), false, Precision::F32)
     } else {
         let mut onto = Some(onto.clone());
         all.map(|Map { weight, bias, branch }| {
             let y = match branch {
                 Some(branch) => {
-                    let [y] = maps(input.clone(), [Map { weight, bias, branch: Some(branch) }], None, Precision::F32);
+                    let [y] = maps(input.clone(), [Map { weight, bias, branch: Some(branch) }], None, false, Precision::F32);
                     y
                 }
                 None => linear(input.clone(), weight, bias, Precision::F32),
@@ -96,5 +96,5 @@ fn a_result_that_nobody_reads_has_a_gradient_of_zeros() {
 fn a_weight_that_does_not_fit_is_named() {
     let device = Device::flex();
     let map = Map { weight: Tensor::<2>::zeros([2, 4], &device).into(), bias: None, branch: None };
-    drop(maps(Tensor::<2>::zeros([1, 3], &device), [map], None, Precision::F32));
+    drop(maps(Tensor::<2>::zeros([1, 3], &device), [map], None, false, Precision::F32));
 }

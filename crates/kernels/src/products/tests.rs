@@ -17,7 +17,7 @@ pub(super) fn lora_linear(
     branch: LowRank,
     precision: Precision,
 ) -> Tensor<2> {
-    let [y] = maps(x, [Map { weight: weight.into(), bias, branch: Some(branch) }], None, precision);
+    let [y] = maps(x, [Map { weight: weight.into(), bias, branch: Some(branch) }], None, false, precision);
     y
 }
 

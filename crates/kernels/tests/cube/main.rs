@@ -14,6 +14,7 @@ mod dropout;
 mod figures;
 mod foreground;
 mod half;
+mod half_maps;
 mod launches;
 mod maps;
 mod matrices;
@@ -55,14 +56,16 @@ fn agrees_with_the_cpu_without_shared_memory() {
     }
 }
 
-/// Factors that are rounded as they are read, straight from memory, on the device that has f16.
+/// Factors that are rounded as they are read, straight from memory, and results that are as they are written, on the device that has f16.
 #[test]
 fn factors_are_rounded_without_shared_memory() {
     let Some(icd) = env::var_os("BELLOWS_LAVAPIPE") else {
         eprintln!("skipped: set BELLOWS_LAVAPIPE to a Vulkan ICD file (.ci/lavapipe prints one)");
         return;
     };
-    child("maps::factors_are_rounded_as_a_cast_rounds_them", &[("VK_DRIVER_FILES", &icd), ("BELLOWS_CUBE_UNSHARED", OsStr::new("1"))]);
+    for name in ["maps::factors_are_rounded_as_a_cast_rounds_them", "half_maps::results_and_gradients"] {
+        child(name, &[("VK_DRIVER_FILES", &icd), ("BELLOWS_CUBE_UNSHARED", OsStr::new("1"))]);
+    }
 }
 
 /// The same numbers by another compiler (WGSL).

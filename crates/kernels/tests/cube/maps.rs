@@ -107,7 +107,7 @@ impl Case {
                 branch: (rank > 0).then_some(branch).into(),
             }
         };
-        let maps = || Maps::<B>(self.maps.iter().enumerate().map(one).collect());
+        let maps = || Maps::<B> { all: self.maps.iter().enumerate().map(one).collect(), half: false };
         let optional = |wanted: bool, stream: u64, width: usize| match wanted {
             true => Maybe::Some(matrix(stream, [rows, width])),
             false => Maybe::None,
@@ -182,7 +182,10 @@ fn gradients_of_a_branch_are_no_arena() {
     let matrix = |stream: u64, shape: [usize; 2]| cube(data(stream, shape));
     let maps = || {
         let branch = Branch::LowRank(StoredBranch { a: matrix(2, [rank, input]), b: matrix(3, [out, rank]), scaling: 0.7 });
-        Maps::<CubeBackend>(vec![StoredMap { weight: StoredWeight::Dense(matrix(1, [out, input])), bias: Maybe::None, branch }])
+        Maps::<CubeBackend> {
+            all: vec![StoredMap { weight: StoredWeight::Dense(matrix(1, [out, input])), bias: Maybe::None, branch }],
+            half: false,
+        }
     };
     let x = matrix(4, [rows, input]);
     let mut kept = CubeBackend::maps(x.clone(), maps(), Maybe::None, Precision::F32).0;
@@ -348,7 +351,7 @@ fn large_blocks_are_made_dense_one_by_one() {
     let most = MOST_DENSE / 2 / input;
     for (out, expected) in [(most, 1), (most + 1, 2)] {
         let map = || StoredMap { weight: nf4([out, input]), bias: Maybe::None, branch: Branch::Zero };
-        let maps = Maps::<CubeBackend>(vec![map(), map()]);
+        let maps = Maps::<CubeBackend> { all: vec![map(), map()], half: false };
         let x = cube(data(1, [5, input]));
         let launched = trace(|| CubeBackend::maps(x, maps, Maybe::None, Precision::F32));
         assert_ours(&launched, &[("dense_kernel", expected), ("map_kernel", 2)]);

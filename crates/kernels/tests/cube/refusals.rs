@@ -170,13 +170,13 @@ fn products(device: &Device) {
 
     let map = |bias: Option<usize>, branch: Option<LowRank>| Map { weight: matrix(2, 4).into(), bias: bias.map(channels), branch };
     let branch = |a, b| Some(LowRank { a, b, scaling: 1.0 });
-    let mapped = |width, map, onto| maps(matrix(1, width), [map], onto, precision);
+    let mapped = |width, map, onto| maps(matrix(1, width), [map], onto, false, precision);
     refused(|| mapped(3, map(None, None), None), "x has 3 columns, and a weight is [2, 4]");
     refused(|| mapped(4, map(Some(3), None), None), "a bias is [3] and not [2]");
     refused(|| mapped(4, map(None, branch(matrix(2, 5), matrix(2, 2))), None), "A is [2, 5] and not [2, 4]");
     refused(|| mapped(4, map(None, branch(matrix(2, 4), matrix(3, 2))), None), "B is [3, 2] and not [2, 2]");
     refused(|| mapped(4, map(None, None), Some(matrix(1, 3))), "what the first result is added to is [1, 3] and not [1, 2]");
-    refused(|| maps(matrix(1, 4), [(); 4].map(|()| map(None, None)), None, precision), "4 maps of an input");
+    refused(|| maps(matrix(1, 4), [(); 4].map(|()| map(None, None)), None, false, precision), "4 maps of an input");
 
     for encode in [Blocks::bf16, Blocks::int8, Blocks::nf4] {
         refused(|| encode(&[0.0; 5], [2, 3], device), "values of a matrix of shape [2, 3]");

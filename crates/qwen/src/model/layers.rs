@@ -3,7 +3,7 @@
 //! Field names are those of the published checkpoints, so that a parameter's path is its tensor's name. Weights are kept `[out, in]` as
 //! checkpoints store them. Hidden states are `[B, S, h]`.
 
-use bellows_kernels::{Map, attention, linear, maps, rms_norm, rotate, swiglu};
+use bellows_kernels::{Map, Precision, attention, linear, maps, rms_norm, rotate, swiglu};
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::{Device, Shape, Tensor};
 
@@ -41,7 +41,7 @@ impl Linear {
 
     /// `[B, S, in]` to `[B, S, out]`.
     pub fn forward(&self, x: Tensor<3>, pass: &Pass) -> Tensor<3> {
-        let [y] = apply([self], x, None, pass);
+        let [y] = apply([self], x, None, false, pass);
         y
     }
 
@@ -64,11 +64,11 @@ impl Linear {
     }
 }
 
-/// What each of `linears` makes of x, `[B, S, in]` to `[B, S, out]`; `onto` `[B, S, out]` is added to the first.
-fn apply<const N: usize>(linears: [&Linear; N], x: Tensor<3>, onto: Option<Tensor<3>>, pass: &Pass) -> [Tensor<3>; N] {
+/// What each of `linears` makes of x, `[B, S, in]` to `[B, S, out]`; `onto` `[B, S, out]` is added to the first. With `half`, results may be in f16.
+fn apply<const N: usize>(linears: [&Linear; N], x: Tensor<3>, onto: Option<Tensor<3>>, half: bool, pass: &Pass) -> [Tensor<3>; N] {
     let together: Option<Vec<Map>> = linears.iter().map(|linear| linear.map(pass)).collect();
     if let Some(together) = together.and_then(|all| <[Map; N]>::try_from(all).ok()) {
-        return maps(x, together, onto, pass.precision);
+        return maps(x, together, onto, half, pass.precision);
     }
     let ([b, s, input], mut onto) = (x.dims(), onto);
     let rows = x.reshape([b * s, input]);
@@ -142,7 +142,7 @@ impl Attention {
     /// `onto` with what it makes of x added, `[B, S, h]` all; `cache` holds the keys and values of what came before, and takes these.
     pub fn forward(&self, x: Tensor<3>, onto: Tensor<3>, pass: &Pass, cache: Option<&mut KvCache>) -> Tensor<3> {
         let ([b, s, _], d) = (x.dims(), self.head_dim);
-        let [q, k, v] = apply([&self.q_proj, &self.k_proj, &self.v_proj], x, None, pass);
+        let [q, k, v] = apply([&self.q_proj, &self.k_proj, &self.v_proj], x, None, false, pass);
         let heads = |y: Tensor<3>, n: usize, norm: &Option<RmsNorm>| {
             let y = y.reshape([b, s, n, d]);
             match norm {
@@ -159,7 +159,7 @@ impl Attention {
         };
         let y = attention(q, k, v, pass.first.clone(), 1.0 / (d as f64).sqrt());
         let y = y.swap_dims(1, 2).reshape([b, s, self.heads * d]);
-        let [y] = apply([&self.o_proj], y, Some(onto), pass);
+        let [y] = apply([&self.o_proj], y, Some(onto), false, pass);
         y
     }
 }
@@ -186,8 +186,11 @@ impl Mlp {
 
     /// `onto` with what it makes of x added, `[B, S, h]` all.
     pub fn forward(&self, x: Tensor<3>, onto: Tensor<3>, pass: &Pass) -> Tensor<3> {
-        let [gate, up] = apply([&self.gate_proj, &self.up_proj], x, None, pass);
-        let [y] = apply([&self.down_proj], swiglu(gate, up), Some(onto), pass);
+        let (wide, down) = ([&self.gate_proj, &self.up_proj], &self.down_proj);
+        // The widest of a layer take half the memory in f16, as PyTorch's autocast has them (decision 16). An adapter that computes by itself reads f32.
+        let half = pass.precision == Precision::F16 && wide.into_iter().chain([down]).all(|linear| linear.map(pass).is_some());
+        let [gate, up] = apply(wide, x, None, half, pass);
+        let [y] = apply([down], swiglu(gate, up), Some(onto), false, pass);
         y
     }
 }

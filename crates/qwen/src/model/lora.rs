@@ -92,7 +92,7 @@ impl Lora {
     pub(super) fn forward(&self, x: Tensor<2>, weight: Weight, bias: Option<Tensor<1>>, pass: &Pass) -> Tensor<2> {
         let precision = pass.precision;
         if let Some(branch) = self.plain(pass) {
-            let [y] = maps(x, [Map { weight, bias, branch: Some(branch) }], None, precision);
+            let [y] = maps(x, [Map { weight, bias, branch: Some(branch) }], None, false, precision);
             return y;
         }
         let dropped = match pass.draws {

@@ -400,7 +400,7 @@ mod tests {
         let device = Device::flex().autodiff();
         let bn = BatchNorm2d::new(1, &device);
         // Mean 3, biased variance 5, unbiased 20/3.
-        bn.train_forward(Tensor::from_floats([[[[0.0, 2.0], [4.0, 6.0]]]], &device).into(), true);
+        bn.train_forward(Tensor::from_floats([[[[0.0, 2.0], [4.0, 6.0]]]], &device).into(), true, None);
         let (mean, var) = (to_host(bn.running_mean.value()), to_host(bn.running_var.value()));
         assert!((mean[0] - 0.03 * 3.0).abs() < 1e-6, "{mean:?}");
         assert!((var[0] - (0.97 + 0.03 * 20.0 / 3.0)).abs() < 1e-6, "{var:?}");

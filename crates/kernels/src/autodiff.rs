@@ -118,39 +118,55 @@ impl<B: KernelOps, C: CheckpointStrategy> KernelOps for Autodiff<B, C> {
     fn norm_act(x: Float<Self>, moments: Maybe<Self>, channels: NormChannels<Self>, step: NormStep, onto: Maybe<Self>) -> NormOutput<Self> {
         let NormChannels { mean, variance, gamma, beta } = channels;
         let onto = onto.into_option();
-        let (kept, sums) = ([&x, &gamma, &beta], onto.is_some());
-        let [x_in, gamma_in, beta_in] = kept.map(|tensor| tensor.clone().into_primitive());
+        let [x_in, gamma_in, beta_in] = [&x, &gamma, &beta].map(|tensor| tensor.clone().into_primitive());
         let [mean, variance] = [mean, variance].map(|running| running.into_primitive());
-        // A parent that there is not is one that no gradient is asked for.
-        let none = Self::from_inner(mean.clone());
-        let parents = [&x, &gamma, &beta, onto.as_ref().unwrap_or(&none)];
-        let beside = move |onto: Float<B>| if sums { Maybe::Some(onto) } else { Maybe::None };
         let NormOutput { output, mean, variance, running_mean, running_variance } = norm_parts::norm_act::<B>(
             x_in,
             moments.into_option().map(|parts| parts.into_primitive()).into(),
             NormChannels { mean, variance, gamma: gamma_in, beta: beta_in },
             step,
-            beside(parents[3].clone().into_primitive()),
+            onto.clone().map(|onto| onto.into_primitive()).into(),
         );
-        let (ids, statistics) = (kept.map(|tensor| tensor.id()), [mean.clone(), variance.clone()]);
-        let channels = move |gamma: Float<B>, beta: Float<B>| {
-            let [mean, variance] = statistics.clone();
-            NormChannels::<B> { mean, variance, gamma, beta }
-        };
-        let to_channels = channels.clone();
-        let backward = move |dy: Float<B>, mut parents: Parents<'_, 4>| {
-            let [x, gamma, beta] = ids.map(|id| parents.kept::<B>(id));
-            let grads = norm_parts::norm_act_backward::<B>(x, to_channels(gamma, beta), dy.clone(), step);
-            parents.give_all::<B>([grads.x, grads.gamma, grads.beta, dy]);
-        };
-        let output = if output.shape().num_elements() * output.dtype().size() <= B::KEPT {
-            recorded::<B, C, 4>(parents.map(|tensor| tensor.node()), &kept, output, backward)
-        } else {
-            let again = move |[x, gamma, beta, onto]: [Float<B>; 4]| B::norm_act_again(x, channels(gamma, beta), step, beside(onto));
-            recomputed::<B, C, 4>(parents.map(Float::<Self>::clone), &kept, |_| output, again, backward)
+        let statistics = [mean.clone(), variance.clone()];
+        let output = match onto {
+            None => normed::<B, C, 3>([x, gamma, beta], statistics, step, output),
+            Some(onto) => normed::<B, C, 4>([x, gamma, beta, onto], statistics, step, output),
         };
         // The statistics carry no gradient.
         let [mean, variance, running_mean, running_variance] = [mean, variance, running_mean, running_variance].map(Self::from_inner);
         NormOutput { output, mean, variance, running_mean, running_variance }
     }
+}
+
+/// A normalised image in the graph, of x, gamma, beta and, if there is one, what it was added to.
+fn normed<B: KernelOps, C: CheckpointStrategy, const N: usize>(
+    parents: [Float<Autodiff<B, C>>; N],
+    statistics: [Float<B>; 2],
+    step: NormStep,
+    output: Float<B>,
+) -> Float<Autodiff<B, C>> {
+    let channels = move |gamma: Float<B>, beta: Float<B>| {
+        let [mean, variance] = statistics.clone();
+        NormChannels::<B> { mean, variance, gamma, beta }
+    };
+    let (ids, to_channels) = ([0, 1, 2].map(|i| parents[i].id()), channels.clone());
+    let backward = move |dy: Float<B>, mut parents: Parents<'_, N>| {
+        let [x, gamma, beta] = ids.map(|id| parents.kept::<B>(id));
+        // The memory of a dy that nobody else has becomes that of x's gradient.
+        let beside = parents.wants(3).then(|| dy.clone());
+        let grads = norm_parts::norm_act_backward::<B>(x, to_channels(gamma, beta), dy, step);
+        let grads = [Some(grads.x), Some(grads.gamma), Some(grads.beta), beside];
+        grads.into_iter().flatten().enumerate().for_each(|(parent, grad)| parents.give::<B>(parent, || grad));
+    };
+    let (nodes, of) = (parents.each_ref().map(|parent| parent.node()), parents.clone());
+    let kept = [&of[0], &of[1], &of[2]];
+    if output.shape().num_elements() * output.dtype().size() <= B::KEPT {
+        return recorded::<B, C, N>(nodes, &kept, output, backward);
+    }
+    let again = move |parents: [Float<B>; N]| {
+        let mut parents = parents.into_iter();
+        let [Some(x), Some(gamma), Some(beta)] = [(); 3].map(|()| parents.next()) else { unreachable!("three parents at least") };
+        B::norm_act_again(x, channels(gamma, beta), step, parents.next().into())
+    };
+    recomputed::<B, C, N>(parents, &kept, |_| output, again, backward)
 }

@@ -158,7 +158,7 @@ pub struct BatchNormed {
     pub running: [Tensor<1>; 2],
 }
 
-/// Batch normalisation with the batch's own statistics, then SiLU if asked; differentiable, x is all it keeps.
+/// Batch normalisation with the batch's own statistics, then SiLU if asked; differentiable. Of images it keeps x, and `onto` where the output is made again.
 ///
 /// `z = gamma (x - mean) / sqrt(variance + epsilon) + beta`, output `z sigmoid(z)`, or `z`. x `[N, C, H, W]`, gamma, beta and the
 /// running mean and (unbiased) variance `[C]`, which move by `momentum` towards the batch's. The output is added to `onto`, of x's shape, if there is one.

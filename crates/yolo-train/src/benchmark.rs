@@ -97,9 +97,18 @@ fn keeps(args: &BenchmarkArgs, ranks: usize, place: Place, memory: Option<u64>) 
     let what = args.what;
     let BenchmarkArgs { gradient_checkpointing, .. } = *args;
     let (imgsz, batch) = (what.imgsz, what.batch.into());
-    let optimizer = OptimizerChoice::SGD;
-    let config =
-        TrainConfig { imgsz, batch, ranks, optimizer, nbs: what.batch, workers: 0, gradient_checkpointing, ..TrainConfig::default() };
+    let (optimizer, precision) = (OptimizerChoice::SGD, if what.half { HALF } else { Precision::F32.name() }.into());
+    let config = TrainConfig {
+        imgsz,
+        batch,
+        ranks,
+        optimizer,
+        precision,
+        nbs: what.batch,
+        workers: 0,
+        gradient_checkpointing,
+        ..TrainConfig::default()
+    };
     let mut question = Question::new(config, YoloConfig { scale: what.scale, ..YoloConfig::new(what.classes) }, place, &|_| 0.0);
     question.choose_checkpointing(place.room(memory));
     question.keeps

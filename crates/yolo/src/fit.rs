@@ -99,8 +99,7 @@ pub fn warning(
     memory: Option<u64>,
     resumed: Option<&Path>,
 ) -> Result<Option<String>, FitError> {
-    // What f16 saves no plan knows.
-    let (false, Place::Card, Some(bytes)) = (config.half(), Place::of(device), memory) else { return Ok(None) };
+    let (Place::Card, Some(bytes)) = (Place::of(device), memory) else { return Ok(None) };
     let form = form(config, data.names.len(), data.channels, resumed)?;
     // Decoded images are in the machine's memory.
     let none = |_: usize| 0.0;

@@ -37,7 +37,7 @@ pub struct Held {
     pub accumulates: bool,
     /// What could be made again in the backward pass.
     pub keeps: bool,
-    /// Images between layers in f16.
+    /// Images between layers in f16, on a card.
     pub half: bool,
 }
 
@@ -73,7 +73,7 @@ impl Plan {
         let outputs: usize = summary.convolutions.iter().map(|convolution| convolution.outputs()).sum();
         let (outputs, parameters) = ((batch * outputs) as f64, summary.parameters as f64);
         let images = (batch * channels * imgsz * imgsz) as f64;
-        let value = if held.half { F16 } else { F32 };
+        let value = if held.half && place == Place::Card { F16 } else { F32 };
         // Bytes of the batches ahead and of the one that is trained on, and its floats.
         let of_images = (AHEAD * workers + 1) as f64 * images + F32 * images;
         let weights = F32 * parameters;
@@ -96,7 +96,7 @@ impl Plan {
 
     /// Of a card what its allocator gives out at most.
     pub fn given_out(&self) -> f64 {
-        (self.peak() - CONTEXT) / RESERVED
+        (self.peak() - self.cache - CONTEXT) / RESERVED
     }
 
     /// The most that is held at once.

@@ -76,6 +76,7 @@ impl Prepared {
         shape.check(x.iter().map(|x| x.len()), shape.weight_len(), out.len());
         let bias = epilogue.bias.map_or(shape.out_channels, <[f32]>::len);
         assert_eq!(bias, shape.out_channels, "length of the bias of {shape:?}");
+        assert!(x.len() == 1 || !self.winograd, "Winograd's weights read one image, not {}", x.len());
         match x {
             _ if out.is_empty() => {}
             [x] if self.winograd => winograd::forward(self.level, shape, &self.values, x, epilogue, out),

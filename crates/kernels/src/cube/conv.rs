@@ -226,7 +226,7 @@ pub(crate) fn data_grad(
         return zeros.zip(held).map(|(dx, held)| sum(dx, held)).collect();
     }
     // What others read too, or lies in another order, is added behind.
-    let own = |held: &CubeTensor| held.can_mut() && held.is_contiguous() && held.dtype == dy.dtype;
+    let own = |held: &CubeTensor| held.can_mut() && held.is_contiguous() && !held.meta.is_tiled() && held.dtype == dy.dtype;
     let (onto, behind): (Vec<_>, Vec<_>) =
         held.into_iter().map(|held| if held.as_ref().is_some_and(own) { (held, None) } else { (None, held) }).unzip();
     let dx = |(&channels, onto): (&usize, &Option<CubeTensor>)| onto.clone().unwrap_or_else(|| empty(&dy, of_map(channels), dy.dtype));

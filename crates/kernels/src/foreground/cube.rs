@@ -272,8 +272,8 @@ impl ForegroundOps for CubeBackend {
             return grad;
         }
         let (grad, dy) = (into_contiguous(grad), into_contiguous(dy));
-        // Only some of its numbers are written.
-        let grad = if grad.can_mut() { grad } else { grad.copy() };
+        // Only some of its numbers are written. Rows of Burn's copy may have room behind them.
+        let grad = if grad.can_mut() { grad } else { into_contiguous(grad.copy()) };
         launch_checked!(spread_kernel, m * (SIDES + 1), [slopes, dy, grad], sizes(&learning, grad.shape().dims()), on_class);
         grad
     }

@@ -189,8 +189,8 @@ impl PlaneOps for CubeBackend {
         within("channels", &(before..before + channels), c);
         let whole = Ordered::new(whole);
         let part = Ordered::like(x, whole.channels_last);
-        // What others read too is copied.
-        let whole = if whole.tensor.can_mut() { whole } else { Ordered { tensor: whole.tensor.copy(), ..whole } };
+        // What others read too is copied; rows of Burn's copy may have room behind them.
+        let whole = if whole.tensor.can_mut() { whole } else { Ordered { tensor: into_contiguous(whole.tensor.copy()), ..whole } };
         let dtype = part.tensor.dtype;
         // The whole is told of once. Half of it is read and written where half of the channels are added to, as in a detector.
         launch!(

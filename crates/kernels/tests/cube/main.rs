@@ -50,8 +50,9 @@ fn agrees_with_the_cpu_without_shared_memory() {
     let of_words = ["blocks::products_read_words", "maps::int8s_have_the_bits_of_dense_weights"];
     let of_norms = ["norm::moments_of_convolutions", "norm::statistics_where_the_first_value_is_unlike"];
     let others = ["agrees_with_the_cpu", "any_shape", "large_and_strided", "maps::agrees_with_the_cpu", "decoder::agrees_with_the_cpu"];
-    let of_few_rows = ["maps::of_a_few_rows", "blocks::a_few_rows_need_nothing_dense", "side_by_side::as_of_one_image"];
-    for name in others.into_iter().chain(of_norms).chain(of_words).chain(of_few_rows) {
+    let of_few_rows = ["maps::of_a_few_rows", "blocks::a_few_rows_need_nothing_dense"];
+    let of_maps = ["side_by_side::as_of_one_image", "onto::as_added_behind"];
+    for name in others.into_iter().chain(of_norms).chain(of_words).chain(of_few_rows).chain(of_maps) {
         child(name, &[("VK_DRIVER_FILES", &icd), ("BELLOWS_CUBE_UNSHARED", OsStr::new("1"))]);
     }
 }
@@ -88,6 +89,8 @@ fn agrees_with_the_cpu_by_another_compiler() {
         "arena::tensors_come_back_from_their_places",
         "arena::views_in_another_order_are_copied",
         "foreground::objects_of_one_cell_find_their_anchors",
+        "onto::as_added_behind",
+        "onto::a_normalised_image",
     ];
     for name in convolutions.into_iter().chain(products).chain(others).chain(ours.iter().map(String::as_str)) {
         child(name, &[on("BELLOWS_CUBE_GL"), on("LIBGL_ALWAYS_SOFTWARE"), ("EGL_PLATFORM", OsStr::new("surfaceless"))]);

@@ -127,10 +127,10 @@ fn the_recipe_for_a_card_of_six_gigabytes_fits_it() {
     };
     let text = std::fs::read_to_string(recipe).unwrap();
     for (model, again, said) in [
-        ("yolov8n", "auto", "says 2.4 GB of 6.4"),
+        ("yolov8n", "auto", "says 2.5 GB of 6.4"),
         ("yolov8n-p2", "auto", "(yolov8n-p2: 3.9)"),
-        ("yolov8n", "true", "slower, 1.6 "),
-        ("yolov8n-p2", "true", " 1.6 (2.6)"),
+        ("yolov8n", "true", "slower, 1.7 "),
+        ("yolov8n-p2", "true", " 1.7 (2.5)"),
     ] {
         let planned = json(&plan(&["--model", model, "--gradient-checkpointing", again], 0).0);
         assert_eq!((&planned["fits"], &planned["batch"], &planned["imgsz"]), (&Value::Bool(true), &16.into(), &640.into()), "{planned}");

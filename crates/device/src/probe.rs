@@ -81,7 +81,7 @@ fn probe(adapter: &Adapter, plan: &Plan, options: &ProbeOptions) -> ProbeReport 
         gemm = PathReport { tuned: Some(Vec::new()), momentary, hung, ..plain };
     }
     // What the plan leaves out has a reason of its own.
-    let enough = gemm.suffices().filter(|_| plan.without(Path::Direct).is_none());
+    let enough = gemm.suffices(options.work).filter(|_| plan.without(Path::Direct).is_none());
     let direct = match (gemm.failure(), enough) {
         (Some((stage, _)), _) if stage.common() => PathReport::skipped("not tried: the adapter had failed before"),
         (_, Some(reason)) => PathReport::skipped(reason),

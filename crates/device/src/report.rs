@@ -138,10 +138,14 @@ impl PathReport {
         self.verdict == Verdict::Pass
     }
 
-    /// Why nothing but our own path, of which this is the report, is needed there; `None` if another may be taken.
-    pub(crate) fn suffices(&self) -> Option<&'static str> {
+    /// Why nothing but our own path, of which this is the report, is needed there for this work; `None` if another may be taken.
+    pub(crate) fn suffices(&self, work: Work) -> Option<&'static str> {
         let without_units = self.matrix_units.as_ref().is_some_and(Vec::is_empty);
-        (self.passed() && without_units).then_some(FEWER_LAUNCHES)
+        match (self.passed(), work.of_words()) {
+            (true, false) => Some(NOTHING_TUNED),
+            (true, true) if without_units => Some(FEWER_LAUNCHES),
+            _ => None,
+        }
     }
 
     /// Where it failed and why; `None` if it passed or was not tried.
@@ -257,6 +261,9 @@ impl ProbeReport {
 /// before it is used: minutes, which a probe of them would spend too (decision 20).
 const FEWER_LAUNCHES: &str = "this card has no matrix units: ours take few launches, and nothing is tuned";
 
+/// With such units Burn tunes a detector's 180 passes one by one, some of which give an H200 nothing to say for 15 seconds (decision 20).
+const NOTHING_TUNED: &str = "ours take few launches, and nothing is tuned";
+
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
@@ -314,17 +321,20 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn our_own_path_suffices_where_it_passed_and_there_are_no_matrix_units() {
-        let with = |verdict, units: Option<&[&str]>| {
+    fn our_own_path_suffices_where_it_passed_but_for_words_where_there_are_matrix_units() {
+        let of = |work, verdict, units: Option<&[&str]>| {
             let units = units.map(|units| units.iter().map(|unit| (*unit).to_owned()).collect());
-            PathReport { matrix_units: units, ..path(verdict) }.suffices()
+            PathReport { matrix_units: units, ..path(verdict) }.suffices(work)
         };
+        let with = |verdict, units| of(Work::LanguageModel, verdict, units);
+        assert_eq!(of(Work::Detector, Verdict::Pass, Some(&["16x16x16 f16 f16 f32"])), Some(NOTHING_TUNED));
         assert_eq!(with(Verdict::Pass, Some(&[])), Some(FEWER_LAUNCHES));
         assert_eq!(with(Verdict::Pass, Some(&["16x16x16 f16 f16 f32"])), None);
         assert_eq!(with(Verdict::Pass, None), None, "nobody asked");
         let skipped = || Verdict::Skipped { reason: "not asked for".into() };
         for otherwise in [Verdict::Fail { stage: Stage::ConvGemm, reason: "1x1: wrong numbers".into() }, skipped()] {
-            assert_eq!(with(otherwise, Some(&[])), None);
+            assert_eq!(with(otherwise.clone(), Some(&[])), None);
+            assert_eq!(of(Work::Detector, otherwise, Some(&[])), None);
         }
         // What is then left out is the reason for the path that is taken, whose speed is the adapter's.
         let card = adapter(0, AdapterKind::Discrete, None);

@@ -8,7 +8,7 @@
 //! an operation memory bound and honours that only under a strategy chosen on the device; here it holds always (see [`recomputed`]).
 
 use burn::backend::{AutodiffBackend, Scalar, TensorMetadata};
-use burn::tensor::{DType, FloatDType, Shape};
+use burn::tensor::DType;
 
 use crate::listen::told;
 use crate::norm_parts;
@@ -63,16 +63,9 @@ impl Conv {
         let Self { weight, x, channels, input, kernel, config } = self;
         let bias = 1 + x.len();
         parents.give::<B>(bias, || {
-            let co = dy.shape()[1];
             // Parameters are f32, and so are their gradients' sums.
-            let db = match dy.dtype() {
-                DType::F32 => B::float_sum_dims(dy.clone(), &[0, 2, 3]),
-                _ => {
-                    let db = B::float_sum_dims(B::float_cast(dy.clone(), FloatDType::F32), &[0, 2, 3]);
-                    B::float_div_scalar(db, Scalar::Float(HALF_GRADIENTS.into()))
-                }
-            };
-            B::float_reshape(db, Shape::new([co]))
+            let db = B::channel_sums(dy.clone());
+            if dy.dtype() == DType::F32 { db } else { B::float_div_scalar(db, Scalar::Float(HALF_GRADIENTS.into())) }
         });
         if parents.wants(0) {
             let x = Parts(x.iter().map(|&x| parents.kept::<B>(x)).collect());

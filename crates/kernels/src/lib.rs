@@ -65,7 +65,7 @@ use ops::KernelOps;
 pub use parts::{Gather, of_all_parts, with_parts};
 pub use peak::{processor_choices, processor_has_bf16, processor_level, processor_peak, product_rate};
 use planes::Parts;
-pub use planes::{HALF_GRADIENTS, add, concat, images, max_pool_same, slice_channels, upsample2, widen};
+pub use planes::{HALF_GRADIENTS, add, concat, images, max_pool_same, slice_channels, total, upsample2, widen};
 pub use policy::{KernelError, Lowering, Precision, default_lowering, set_default_lowering};
 pub use products::{Blocks, Coding, LowRank, Weight, linear, linear_data_grad, linear_weight_grad, reads_bf16};
 pub use reads::note_read;

@@ -322,7 +322,7 @@ fn a_real_shortage_is_known_and_survived() {
     let dir = tempfile::tempdir().unwrap();
     let toy = Toy { shortage: |_, samples| (samples.len() > 2).then_some(REALLY), ..Toy::default() };
     let config = LearnerConfig { epochs: 1, val: false, ..config() };
-    let mut session = learner_of(toy, dir.path(), config, &Device::vulkan(DeviceKind::Cpu));
+    let mut session = learner_of(toy, dir.path(), config, &Device::vulkan(DeviceKind::DefaultDevice));
     let outcome = session.fit(&data());
     let told: Vec<_> = events(dir.path()).into_iter().filter(|event| event["event"] == "oom").collect();
     assert!(told.len() == 1 && told[0]["reason"].as_str().unwrap().contains(&toy::TOO_MUCH.to_string()), "{told:?} {outcome:?}");

@@ -1,6 +1,6 @@
 //! Cross entropy of the output head, over trained tokens only and a block of rows at a time: the logits of a whole batch are never held.
 
-use bellows_kernels::{Precision, cross_entropy, cross_entropy_loss, linear, linear_data_grad, linear_weight_grad};
+use bellows_kernels::{Precision, cross_entropy, cross_entropy_loss, linear, linear_data_grad, linear_weight_grad, total};
 use bellows_learner::memory::Place;
 use burn::tensor::{Int, Tensor};
 
@@ -62,7 +62,7 @@ pub fn weighted_head_loss(
             let of_rows = weights.clone().narrow(0, start, len);
             (loss, dlogits) = (loss * of_rows.clone(), dlogits * of_rows.reshape([len, 1]));
         }
-        losses.push(loss.sum());
+        losses.push(total(loss));
         if with_weight {
             let grad = linear_weight_grad(h, dlogits.clone());
             weight_grad = Some(match weight_grad {
@@ -72,12 +72,12 @@ pub fn weighted_head_loss(
         }
         row_grads.push(linear_data_grad(dlogits, weight.clone(), precision));
     }
-    HeadLoss { loss: join(losses).sum(), rows: join(row_grads), weight: weight_grad }
+    HeadLoss { loss: total(join(losses)), rows: join(row_grads), weight: weight_grad }
 }
 
 /// Σ of `−log softmax(h Wᵀ)[target]` alone, `[1]`: evaluation.
 pub fn head_loss_only(rows: Tensor<2>, weight: &Tensor<2>, targets: Tensor<1, Int>, precision: Precision) -> Tensor<1> {
-    join(losses(rows, weight, targets, precision).map(Tensor::sum).collect()).sum()
+    total(join(losses(rows, weight, targets, precision).map(total).collect()))
 }
 
 /// `−log softmax(h Wᵀ)[target]` of every row, `[N]`.

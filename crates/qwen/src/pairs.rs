@@ -2,7 +2,7 @@
 //! the gradient of the pairs' losses.
 
 use bellows_chat::Batch;
-use bellows_kernels::{Precision, linear};
+use bellows_kernels::{Precision, linear, total};
 use bellows_learner::{LearnError, ParamGrads, Stopwatch, TaskError};
 use burn::tensor::activation::log_softmax;
 use burn::tensor::{Device, Int, Tensor, TensorData};
@@ -64,7 +64,7 @@ impl PairBatch {
         let (mut sums, losses) = ([0.0; 3], self.losses_on_graph(model));
         let (value, weights) = self.weigh(losses.clone().inner(), loss, reference.as_deref(), &mut sums);
         // The value is the host's, the gradient that of the weighted sum.
-        let weighted = (losses * Tensor::from_inner(weights)).sum();
+        let weighted = total(losses * Tensor::from_inner(weights));
         (weighted.clone() - weighted.detach() + Tensor::from_inner(value), sums)
     }
 

@@ -165,10 +165,10 @@ impl SftTask {
     }
 
     /// Gradients of the loss itself, in the order of the layout.
-    fn unscaled(&self, grads: Vec<Option<Tensor<1>>>, scale: Option<f64>) -> Vec<Option<Tensor<1>>> {
+    fn unscaled(&self, layout: &Layout, grads: Vec<Option<Tensor<1>>>, scale: Option<f64>) -> Vec<Option<Tensor<1>>> {
         let Some(scale) = scale else { return grads };
-        let one = |grad| self.kept(grad).div_scalar(scale);
-        grads.into_iter().map(|grad| grad.map(one)).collect()
+        let kept = grads.into_iter().map(|grad| grad.map(|grad| self.kept(grad))).collect();
+        layout.unscaled(kept, scale)
     }
 
     /// A gradient in the numbers of what is trained.
@@ -437,7 +437,7 @@ impl Task for SftTask {
             pairs.data.noise = self.noise(batch.batch.seq, &draws);
             pairs.data.pass = pairs.data.pass.with_draws(draws);
             let (loss, grads, sums) = pairs.gradients(model, &loss, reference.as_deref(), options, watch);
-            return (of_pairs((loss, sums), batch), self.unscaled(layout.arrange(model, grads), scale));
+            return (of_pairs((loss, sums), batch), self.unscaled(layout, layout.arrange(model, grads), scale));
         }
         let mut data = upload(&batch.batch, &self.model, self.config.precision(), &device);
         data.noise = self.noise(batch.batch.seq, &draws);
@@ -446,7 +446,7 @@ impl Task for SftTask {
         let count = batch.batch.targets();
         (
             StepOutput { items: loss.clone().div_scalar(count.max(1) as f64), loss, count, output: () },
-            self.unscaled(layout.arrange(model, grads), scale),
+            self.unscaled(layout, layout.arrange(model, grads), scale),
         )
     }
 

@@ -61,7 +61,7 @@ fn device() -> Device {
             return Device::wgpu_options().graphics_api(WgpuBackend::Gl).init().unwrap();
         }
         set_default_lowering(Lowering::Gemm);
-        Device::vulkan(DeviceKind::Cpu)
+        Device::vulkan(DeviceKind::DefaultDevice)
     };
     match std::env::var_os(DEVICE) {
         None => Device::flex(),

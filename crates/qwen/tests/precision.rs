@@ -108,7 +108,7 @@ fn pure_f16_on_a_device_is_that_of_the_processor() {
     }
     set_default_lowering(Lowering::Gemm);
     let config = SftConfig { optim: Optim::Sgd, epochs: 1, ..with(RunPrecision::Fp16Pure) };
-    let [theirs, ours] = [Device::flex(), Device::vulkan(DeviceKind::Cpu)].map(|device| trained(&config, &device));
+    let [theirs, ours] = [Device::flex(), Device::vulkan(DeviceKind::DefaultDevice)].map(|device| trained(&config, &device));
     for ((name, ours), (_, theirs)) in ours.iter().zip(&theirs) {
         let e = error(ours, theirs);
         assert!(e < 2e-2 && ours.iter().all(|v| v.to_bits() & 0x1fff == 0), "{name}: {e:e}");

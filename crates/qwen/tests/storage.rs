@@ -247,7 +247,7 @@ fn a_card_keeps_the_blocks_of_a_gguf() {
         assert!(output.status.success() && text.contains("1 passed"), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
         return;
     }
-    let (dir, card) = (tempfile::tempdir().unwrap(), Device::vulkan(DeviceKind::Cpu));
+    let (dir, card) = (tempfile::tempdir().unwrap(), Device::vulkan(DeviceKind::DefaultDevice));
     let shape = ModelConfig { hidden_size: 256, intermediate_size: 512, num_hidden_layers: 1, head_dim: 64, ..shape() };
     let of_maps = 256 * 256 * 2 + 128 * 256 * 2 + 512 * 256 * 3;
     for (preset, in_blocks) in [(Preset::Q4KM, true), (Preset::Q8_0, true), (Preset::BF16, true), (Preset::F16, false)] {

@@ -280,7 +280,7 @@ fn random_objects_on_software_devices() {
     set_default_lowering(Lowering::Gemm);
     let device = match api.to_str() {
         Some("gl") => Device::wgpu_options().graphics_api(WgpuBackend::Gl).init().unwrap(),
-        _ => Device::vulkan(DeviceKind::Cpu),
+        _ => Device::vulkan(DeviceKind::DefaultDevice),
     };
     let launches = launches(|| check_case(&plain(), &device)).1;
     let ours = |kernel: &str| kernel.contains("bellows_kernels");
@@ -444,7 +444,7 @@ fn memory_of_a_step_in_f16() {
         return;
     }
     set_default_lowering(Lowering::Gemm);
-    check_memory(&Device::vulkan(DeviceKind::Cpu), 320, true);
+    check_memory(&Device::vulkan(DeviceKind::DefaultDevice), 320, true);
 }
 
 /// Bytes an image of a step in f32 with images of 64 pixels: what two images have more than one. And no launch of it is unknown but a few small ones.
@@ -458,7 +458,7 @@ fn bytes_of_a_step_are_counted() {
         return;
     }
     set_default_lowering(Lowering::Gemm);
-    let (device, scratch) = (Device::vulkan(DeviceKind::Cpu), tempfile::tempdir().unwrap());
+    let (device, scratch) = (Device::vulkan(DeviceKind::DefaultDevice), tempfile::tempdir().unwrap());
     let count = |batch| {
         let what = Benchmark { scale: Scale::N, batch, imgsz: 64, classes: 4, steps: 1, boxes: 3, half: false };
         what.count(&device, scratch.path()).unwrap()

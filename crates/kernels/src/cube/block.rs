@@ -2,7 +2,7 @@
 
 use super::packing::Packing;
 
-pub(crate) use super::sizes::MANY_BLOCKS;
+pub(crate) use super::sizes::FILLING_BLOCKS;
 use super::sizes::size;
 
 /// Terms of a plain sum, or pixels of a weight gradient, in shared memory at a time.

@@ -77,7 +77,7 @@ pub fn classes_of(pass: Pass, x: [usize; 4], channels: &[usize], w: [usize; 4], 
         }
         Pass::Weight => {
             let product = weight_product(&g);
-            let splits = if g.empty() { Splits::ONE } else { product.cut(workspace_bytes() / size_of::<f32>()) };
+            let splits = if g.empty() { Splits::ONE } else { product.cut(most_of_parts(&g, workspace_bytes())) };
             each(&|channels| Class::of(product.m, channels * g.taps(), product.batches * splits.count()))
         }
     }
@@ -326,7 +326,7 @@ pub(crate) fn weight_grad(
     }
     let (maps, dy) = (Map::all(x, g.groups), Pixels::new(dy));
     let whole = Product { a: dy.channels(g.group_out()), scale: true_gradients(dy.tensor.dtype), ..weight_product(&g) };
-    let whole = Product { splits: whole.cut(workspace / size_of::<f32>()), ..whole };
+    let whole = Product { splits: whole.cut(most_of_parts(&g, workspace)), ..whole };
     let of_map = |map: &Map| Product {
         n: map.channels / g.groups * g.taps(),
         b: map.pixels.channels(map.channels / g.groups),
@@ -340,6 +340,13 @@ pub(crate) fn weight_grad(
         run_by_fours(&members);
     });
     dw
+}
+
+/// Numbers of all parts of a weight gradient: an eighth of those of x and dy, so that writing and adding them up is little beside reading these, and no more than
+/// fit the workspace.
+fn most_of_parts(g: &Geometry, workspace: usize) -> usize {
+    let read = g.images * (g.channels_in * g.input[0] * g.input[1] + g.channels_out * g.pixels_out());
+    (workspace / size_of::<f32>()).min(read / 8)
 }
 
 /// The sums of a weight gradient, in one part, whatever they are of.

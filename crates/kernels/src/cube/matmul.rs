@@ -14,7 +14,7 @@
 //! and very long sums, which are cut into parts that are added up by [`Product::run_in_parts`], always in the same order.
 
 use super::args::{ArgsLaunch, ImageLaunch};
-use super::block::{Block, Gather, MANY_BLOCKS, MOST_TAPS};
+use super::block::{Block, FILLING_BLOCKS, Gather, MOST_TAPS};
 use super::geometry::MAX_GRID;
 use super::launch::{address_type, check_reach, launch};
 use super::moments::matmul_moments_kernel;
@@ -136,13 +136,13 @@ impl Product {
         if self.splits.inner == 1 { part } else { part.next_multiple_of(PART) }
     }
 
-    /// How many parts the sums are worth being cut into: enough blocks for a GPU, at least 256 terms to each part, and at most
+    /// How many parts the sums are worth being cut into: enough blocks for a large GPU, at least 256 terms to each part, and at most
     /// `limit` numbers in all parts together.
     pub(crate) fn cut(&self, limit: usize) -> Splits {
         const TERMS: usize = 256;
         let block = self.block(256);
         let blocks = self.m.div_ceil(block.rows as usize) * self.n.div_ceil(block.cols as usize) * self.batches;
-        let wanted = MANY_BLOCKS.div_ceil(blocks).min(limit / (self.m * self.n * self.batches)).min(self.k * self.outer / TERMS).max(1);
+        let wanted = FILLING_BLOCKS.div_ceil(blocks).min(limit / (self.m * self.n * self.batches)).min(self.k * self.outer / TERMS).max(1);
         let outer = wanted.min(self.outer);
         Splits { outer, inner: (wanted / outer).min(self.k / TERMS).max(1) }
     }
@@ -164,11 +164,10 @@ impl Product {
         if count == 1 {
             return run(c);
         }
-        debug_assert_eq!(c.dtype, DType::F32);
         let parts = empty(c, [count * self.c.outer], DType::F32);
         run(&parts);
         let len = c.meta.shape().num_elements();
-        launch!(add_parts_kernel, len, [(parts, count * len), (c, len)], count as u32);
+        launch!(add_parts_kernel, len, [(parts, count * len), (c, len, c.dtype)], count as u32, dtype_to_storage_type(c.dtype));
     }
 
     /// Panics unless there is a scale to each row of the matrix that B lies in, if its packing has any.

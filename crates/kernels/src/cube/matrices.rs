@@ -6,7 +6,6 @@ use super::packing::Packing;
 use super::workspace::workspace_bytes;
 use crate::matrices::MatrixOps;
 use crate::policy::{Lowering, default_lowering};
-use burn::backend::DType;
 use burn::backend::ops::FloatTensorOps;
 use burn::tensor::Shape;
 use burn_cubecl::CubeBackend;
@@ -102,7 +101,7 @@ fn multiply(mut shape: Shape, a: &Matrices, b: &Matrices) -> CubeTensor {
     if m * n * k * a.count == 0 {
         return zeros_client(like.client.clone(), like.device.clone(), shape, like.dtype);
     }
-    let mut product = Product {
+    let product = Product {
         name: "matrix product",
         m,
         n,
@@ -119,9 +118,7 @@ fn multiply(mut shape: Shape, a: &Matrices, b: &Matrices) -> CubeTensor {
         onto: false,
         window: None,
     };
-    if like.dtype == DType::F32 {
-        product.splits = product.cut(workspace_bytes() / size_of::<f32>());
-    }
+    let product = Product { splits: product.cut(workspace_bytes() / size_of::<f32>()), ..product };
     let out = empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape, like.dtype);
     product.run_in_parts(&a.tensor, &b.tensor, b.scales.as_ref(), &out);
     out

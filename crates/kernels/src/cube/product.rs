@@ -251,7 +251,7 @@ pub(super) fn write<C: Float, S: Float>(
 
 /// `out[i] = sum over p of parts[p, i]`, in that order.
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(crate) fn add_parts_kernel(parts: &Tensor<f32>, out: &mut Tensor<f32>, count: u32) {
+pub(crate) fn add_parts_kernel<E: Float>(parts: &Tensor<f32>, out: &mut Tensor<E>, count: u32, #[define(E)] _type: ElemType) {
     let at = ABSOLUTE_POS;
     if at >= out.len() {
         terminate!();
@@ -260,5 +260,5 @@ pub(crate) fn add_parts_kernel(parts: &Tensor<f32>, out: &mut Tensor<f32>, count
     for part in 0..count {
         sum += parts[part as usize * out.len() + at];
     }
-    out[at] = sum;
+    out[at] = E::cast_from(sum);
 }

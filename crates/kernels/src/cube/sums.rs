@@ -1,11 +1,13 @@
-//! Sums in a fixed order: one of many numbers (parts by as many threads, then sums of parts, then theirs), and one of a workgroup.
+//! Sums in a fixed order: one of many numbers (parts by as many threads, then sums of parts, then theirs), one of each channel, and one of a workgroup.
 
 use burn::backend::DType;
+use burn::backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::launch::{UNITS, fold, launch};
-use super::pixels::empty;
+use super::geometry::dims4;
+use super::launch::{AHEAD, UNITS, fold, launch, reach};
+use super::pixels::{Pixels, empty};
 
 /// Parts that a sum begins with, a thread to each: about as many as a mid-range GPU has lanes.
 pub(crate) const PARTS: usize = 2048;
@@ -29,6 +31,77 @@ pub(crate) fn total(parts: &CubeTensor) -> CubeTensor {
     launch!(total_kernel, FEWER, [(parts, FEWER * count), (fewer, FEWER)], count as u32);
     launch!(total_kernel, 1, [(fewer, FEWER), (total, 1)], FEWER as u32);
     total
+}
+
+/// Images of channels, and the steps from one to the next in memory.
+#[derive(CubeLaunch, CubeType)]
+struct Channels {
+    count: usize,
+    /// Of one channel: pixels of an image, and of all.
+    pixels: usize,
+    all: usize,
+    image: usize,
+    channel: usize,
+    pixel: usize,
+}
+
+#[cube]
+fn number_of<E: Float>(x: &Tensor<E>, of: &Channels, channel: usize, i: usize) -> f32 {
+    f32::cast_from(x[i / of.pixels * of.image + channel * of.channel + i % of.pixels * of.pixel])
+}
+
+/// `parts [channels, threads]`: thread t adds up every threads-th number of its channel from the t-th on, by eights.
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn channel_parts_kernel<E: Float>(x: &Tensor<E>, parts: &mut Tensor<f32>, of: &Channels, threads: usize, #[define(E)] _type: ElemType) {
+    if ABSOLUTE_POS >= of.count * threads {
+        terminate!();
+    }
+    let channel = ABSOLUTE_POS / threads;
+    let mut i = ABSOLUTE_POS % threads;
+    let mut total = 0.0f32;
+    while i + comptime!(AHEAD as usize - 1) * threads < of.all {
+        let mut sum = 0.0f32;
+        #[unroll]
+        for k in 0..comptime!(AHEAD as usize) {
+            sum += number_of::<E>(x, of, channel, i + k * threads);
+        }
+        total += sum;
+        i += comptime!(AHEAD as usize) * threads;
+    }
+    while i < of.all {
+        total += number_of::<E>(x, of, channel, i);
+        i += threads;
+    }
+    parts[ABSOLUTE_POS] = total;
+}
+
+/// `out[c]` is the sum of the parts of channel c.
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn channel_sums_kernel(parts: &Tensor<f32>, out: &mut Tensor<f32>, threads: usize) {
+    if ABSOLUTE_POS >= out.len() {
+        terminate!();
+    }
+    out[ABSOLUTE_POS] = fold(parts, ABSOLUTE_POS * threads, 1usize, threads as u32);
+}
+
+/// The sums over images and pixels of `x [n, c, h, w]`, which is not empty: `[c]`, in one launch where there are few numbers to each, else in two.
+pub(crate) fn sums_of_channels(x: CubeTensor) -> CubeTensor {
+    /// Of a channel at most, and for each so many numbers at least.
+    const THREADS: usize = 256;
+    let [images, count, height, width] = dims4(&x);
+    let pixels = height * width;
+    let Pixels { tensor: x, image, channel, pixel, .. } = Pixels::new(x);
+    let of = ChannelsLaunch::new(count, pixels, images * pixels, image, channel, pixel);
+    let threads = (images * pixels / AHEAD as usize).clamp(1, THREADS);
+    let len = count * threads;
+    let (parts, dtype) = (empty(&x, [len], DType::F32), x.dtype);
+    launch!(channel_parts_kernel, len, [(x, reach(&x), dtype), (parts, len)], of, threads, dtype_to_storage_type(dtype));
+    if threads == 1 {
+        return parts;
+    }
+    let out = empty(&x, [count], DType::F32);
+    launch!(channel_sums_kernel, count, [(parts, len), (out, count)], threads);
+    out
 }
 
 /// The sum of a number of each of the [`UNITS`] threads of the workgroup, in the order of the threads.

@@ -2,8 +2,8 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// One megabyte unless [`set_workspace_mb`] says otherwise: a weight of YOLOv8n that is larger makes blocks enough for a GPU by itself.
-static WORKSPACE: AtomicUsize = AtomicUsize::new(1 << 20);
+/// Sixteen megabytes unless [`set_workspace_mb`] says otherwise: those of a convolution are an eighth of what it reads at most (see `conv`).
+static WORKSPACE: AtomicUsize = AtomicUsize::new(16 << 20);
 
 /// Limits the parts of a weight gradient that a convolution by matrix product holds at a time, in every thread.
 pub fn set_workspace_mb(megabytes: usize) {

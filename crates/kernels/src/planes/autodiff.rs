@@ -73,6 +73,17 @@ impl<B: PlaneOps, C: CheckpointStrategy> PlaneOps for Autodiff<B, C> {
         })
     }
 
+    fn total(x: Float<Self>) -> Float<Self> {
+        let shape = x.shape();
+        recorded::<B, C, 1>([x.node()], &[], B::total(x.into_primitive()), move |dy, mut parents| {
+            parents.give::<B>(0, || B::float_expand(dy, shape));
+        })
+    }
+
+    fn channel_sums(x: Float<Self>) -> Float<Self> {
+        Self::from_inner(B::channel_sums(x.into_primitive()))
+    }
+
     fn double(x: Float<Self>) -> Float<Self> {
         let double = |[x]: [Float<B>; 1]| B::double(x);
         recomputed::<B, C, 1>([x], &[], double, double, |dy, mut parents| parents.give::<B>(0, || B::double_grad(dy)))

@@ -7,7 +7,7 @@
 use burn::backend::DType;
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::backend::ops::FloatTensorOps;
-use burn::tensor::{Slice, TensorData};
+use burn::tensor::{Shape, Slice, TensorData};
 use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
@@ -21,6 +21,7 @@ use crate::cube::geometry::dims4;
 use crate::cube::join::{join, most};
 use crate::cube::launch::{covers_images, launch};
 use crate::cube::pixels::empty;
+use crate::cube::sums::sums_of_channels;
 use crate::cube::trace::note;
 use crate::shapes::{expect, within};
 
@@ -108,6 +109,18 @@ impl PlaneOps for CubeBackend {
         let read = (n * own * plane).div_ceil(4);
         launch!(of_bytes_kernel, len, [(words, read), (table, 256), (y, len)], plane, own, channels);
         y
+    }
+
+    fn total(x: CubeTensor) -> CubeTensor {
+        let len = x.meta.shape().num_elements();
+        if !covers_images(&[&x], []) {
+            return Self::float_sum(x);
+        }
+        sums_of_channels(Self::float_reshape(x, Shape::new([1, 1, 1, len])))
+    }
+
+    fn channel_sums(x: CubeTensor) -> CubeTensor {
+        if covers_images(&[&x], []) { sums_of_channels(x) } else { portable::channel_sums::<Self>(x) }
     }
 
     fn concat_channels(parts: Parts<Self>) -> CubeTensor {

@@ -63,6 +63,16 @@ pub trait PlaneOps: Backend {
         Self::float_cast(x, FloatDType::F32)
     }
 
+    /// The sum of all numbers, `[1]`.
+    fn total(x: Float<Self>) -> Float<Self> {
+        Self::float_sum(x)
+    }
+
+    /// The sums over (N, H, W) in f32, `[C]`, without gradient.
+    fn channel_sums(x: Float<Self>) -> Float<Self> {
+        portable::channel_sums::<Self>(x)
+    }
+
     /// Each pixel becomes 2 x 2.
     fn double(x: Float<Self>) -> Float<Self>;
 
@@ -116,6 +126,11 @@ pub(crate) fn cut<B: PlaneOps>(whole: Float<B>, channels: &[usize]) -> Vec<Float
         B::slice_channels(whole.clone(), start - channels, channels)
     };
     channels.iter().map(part).collect()
+}
+
+/// The sum of all numbers of x, `[1]`. Burn's own sum tunes itself on a GPU, for which it measures the card: seconds of every process.
+pub fn total(x: Tensor<1>) -> Tensor<1> {
+    Tensor::from_dispatch(Dispatch::total(x.into_dispatch()))
 }
 
 /// `x + y`, both `[N, C, H, W]`.

@@ -3,7 +3,7 @@
 use burn::backend::ops::{InterpolateMode, InterpolateOptions};
 use burn::backend::tensor::FloatTensor as Float;
 use burn::backend::{Backend, TensorMetadata, get_or_init_device_settings};
-use burn::tensor::{Shape, Slice};
+use burn::tensor::{DType, FloatDType, Shape, Slice};
 
 use crate::portable::shape_only;
 
@@ -16,6 +16,12 @@ pub(super) fn pad_channels<B: Backend>(x: Float<B>, before: usize, total: usize)
 pub(super) fn add_to_channels<B: Backend>(whole: Float<B>, x: Float<B>, before: usize) -> Float<B> {
     let total = whole.shape()[1];
     B::float_add(pad_channels::<B>(x, before, total), whole)
+}
+
+pub(super) fn channel_sums<B: Backend>(x: Float<B>) -> Float<B> {
+    let channels = x.shape()[1];
+    let x = if x.dtype() == DType::F32 { x } else { B::float_cast(x, FloatDType::F32) };
+    B::float_reshape(B::float_sum_dims(x, &[0, 2, 3]), Shape::new([channels]))
 }
 
 pub(super) fn max_pool_same<B: Backend>(x: Float<B>, kernel: usize) -> Float<B> {

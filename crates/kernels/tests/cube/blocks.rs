@@ -81,7 +81,7 @@ fn agrees_with_the_cpu() {
     if !on_each_device("blocks::agrees_with_the_cpu") {
         return;
     }
-    let vulkan = Device::vulkan(DeviceKind::Cpu);
+    let vulkan = Device::vulkan(DeviceKind::DefaultDevice);
     // Whole words and not, one block and many, more than one group of them.
     for shape in [[1, 1], [3, 5], [7, 64], [5, 63], [70, 96], [520, 64], [9, 2048]] {
         let values = cut(pattern(7, shape[0] * shape[1]));
@@ -104,7 +104,7 @@ fn blocks_of_a_file_are_those_of_the_cpu_to_the_bit() {
     if !on_each_device("blocks::blocks_of_a_file_are_those_of_the_cpu_to_the_bit") {
         return;
     }
-    let vulkan = Device::vulkan(DeviceKind::Cpu);
+    let vulkan = Device::vulkan(DeviceKind::DefaultDevice);
     let kinds = BlockType::ALL.into_iter().filter(|kind| kind.block_len() > 1);
     let mut found = 0;
     for kind in kinds {
@@ -132,7 +132,7 @@ fn a_few_rows_need_nothing_dense() {
     if !on_each_device("blocks::a_few_rows_need_nothing_dense") {
         return;
     }
-    let (vulkan, shape @ [out, input]) = (Device::vulkan(DeviceKind::Cpu), [37, 768]);
+    let (vulkan, shape @ [out, input]) = (Device::vulkan(DeviceKind::DefaultDevice), [37, 768]);
     let values = cut(pattern(7, out * input));
     let ways: [(&str, Encode); 3] = [("bf16", Blocks::bf16), ("int8", Blocks::int8), ("nf4", Blocks::nf4)];
     let mut weights: Vec<(String, [Blocks; 2])> =

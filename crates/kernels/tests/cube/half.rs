@@ -7,11 +7,13 @@ use crate::support::{
     self, Case, Numbers, any_convolution, any_window, case, cases, cube, data, device, numbers, on_each_device, pattern, relative,
 };
 use bellows_kernels::cube::set_workspace_bytes;
+use bellows_kernels::matrices::MatrixOps;
 use bellows_kernels::operands::{Maybe, NormChannels};
 use bellows_kernels::ops::KernelOps;
 use bellows_kernels::planes::{Parts, PlaneOps};
 use bellows_kernels::products::{Branch, ProductOps, StoredBranch, StoredMap, StoredWeight};
 use bellows_kernels::{HALF_GRADIENTS, Lowering, NormStep, Precision, set_default_lowering};
+use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Backend, f16};
 use burn::tensor::{DType, TensorData};
 use burn_cubecl::CubeBackend;
@@ -156,6 +158,22 @@ fn planes() {
     }
     let wide = CubeBackend::widen(half(few(1, shape)));
     assert_eq!((wide.dtype, numbers(wide)), (DType::F32, numbers(cube(few(1, shape)))));
+}
+
+/// A long sum of few numbers is cut into parts, which are f32 until they are one.
+#[test]
+fn a_product_in_parts() {
+    if !on_each_device("half::a_product_in_parts") || !has_half() {
+        return;
+    }
+    set_default_lowering(Lowering::Gemm);
+    let matrix = |stream: u64, shape: [usize; 2]| TensorData::new(pattern(stream, shape[0] * shape[1]), shape);
+    let (a, b) = (matrix(1, [5, 2000]), matrix(2, [2000, 33]));
+    let product = || CubeBackend::product(half(a.clone()), half(b.clone()));
+    let expected = Flex::float_matmul(FlexTensor::from_data(a.clone()), FlexTensor::from_data(b.clone())).into_f32();
+    check("in parts", product(), IMAGE, &expected);
+    let launched = trace(product);
+    assert!(launched.keys().any(|name| name.contains("add_parts_kernel")), "{launched:?}");
 }
 
 /// Products with a weight and a low-rank branch, both ways: what the processor makes of the same rounded factors, rounded once more.

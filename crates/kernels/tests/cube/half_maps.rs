@@ -211,7 +211,7 @@ fn of_an_mlp() {
         return;
     }
     set_default_lowering(Lowering::Gemm);
-    let device = Device::vulkan(DeviceKind::Cpu);
+    let device = Device::vulkan(DeviceKind::DefaultDevice);
     for trained in [false, true] {
         let (_, theirs) = mlp(&Device::flex(), 33, true, trained);
         let ([(dtype, ours), (other, wide)], limits) = ([true, false].map(|half| mlp(&device, 33, half, trained)), [3.3, 5.0, 3.3]);

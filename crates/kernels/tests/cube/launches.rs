@@ -62,7 +62,7 @@ fn training_with_gemm_launches_no_convolution() {
     if !on_swiftshader("launches::training_with_gemm_launches_no_convolution") {
         return;
     }
-    let device = Device::vulkan(DeviceKind::Cpu).autodiff();
+    let device = Device::vulkan(DeviceKind::DefaultDevice).autodiff();
     let random = |shape: [usize; 4]| Tensor::<4>::random(shape, Distribution::Default, &device).require_grad();
     let (x, w) = (random([1, 3, 16, 16]), random([8, 3, 3, 3]));
     let bias = Tensor::<1>::ones([8], &device).require_grad();
@@ -88,7 +88,7 @@ fn what_is_kept_is_not_made_again() {
     if !on_swiftshader("launches::what_is_kept_is_not_made_again") {
         return;
     }
-    let device = Device::vulkan(DeviceKind::Cpu).autodiff();
+    let device = Device::vulkan(DeviceKind::DefaultDevice).autodiff();
     let made_up = |stream, shape: [usize; 4]| Tensor::<4>::from_data(support::data(stream, shape), &device).require_grad();
     let (x, w, mix) = (made_up(1, [1, 8, 160, 160]), made_up(2, [8, 8, 1, 1]), made_up(3, [8, 16, 1, 1]));
     let channels = |value: f32| Tensor::<1>::full([8], value, &device);

@@ -86,6 +86,6 @@ fn parts_are_normalised_as_the_whole() {
 #[test]
 fn parts_are_normalised_as_the_whole_on_devices() {
     if on_each_device("norm_parts::parts_are_normalised_as_the_whole_on_devices") {
-        check(&Device::vulkan(DeviceKind::Cpu));
+        check(&Device::vulkan(DeviceKind::DefaultDevice));
     }
 }

@@ -160,7 +160,7 @@ fn readers_of_one_image() {
     };
     for twice in [false, true] {
         let mut found = Vec::new();
-        let launched = trace(|| found = gradient(Device::vulkan(DeviceKind::Cpu), twice));
+        let launched = trace(|| found = gradient(Device::vulkan(DeviceKind::DefaultDevice), twice));
         let sums: usize = launched.iter().filter(|(kernel, _)| kernel.contains("AddOp")).map(|(_, count)| count).sum();
         assert_eq!(sums, usize::from(twice), "{launched:?}");
         let error = relative(&found, &gradient(Device::flex(), twice));

@@ -7,7 +7,8 @@ use bellows_kernels::images;
 use bellows_kernels::planes::{Parts, PlaneOps};
 use burn::backend::Scalar;
 use burn::backend::ops::FloatTensorOps;
-use burn::tensor::{Device, DeviceKind, TensorData};
+use burn::backend::Backend;
+use burn::tensor::{DType, Device, DeviceKind, FloatDType, TensorData};
 use burn_cubecl::CubeBackend;
 use burn_flex::Flex;
 use proptest::prelude::*;
@@ -71,12 +72,12 @@ fn images_of_bytes_are_those_of_the_cpu() {
     {
         let bytes: Vec<u8> = (0..n * own * h * w).map(|i| (i * 37 % 256) as u8).collect();
         let made = |device: &Device| images(&bytes, shape, channels, device);
-        let [ours, theirs] = [Device::vulkan(DeviceKind::Cpu), Device::flex()].map(|device| made(&device));
+        let [ours, theirs] = [Device::vulkan(DeviceKind::DefaultDevice), Device::flex()].map(|device| made(&device));
         assert_eq!(ours.dims(), [n, channels, h, w]);
         let [ours, theirs] = [ours, theirs].map(|images| images.try_into_vec_as::<f32>().unwrap());
         assert!(ours == theirs && theirs.iter().any(|v| *v != 0.0), "{shape:?}: {ours:?} for {theirs:?}");
     }
-    let launched = trace(|| images(&[9; 128], [2, 1, 8, 8], 3, &Device::vulkan(DeviceKind::Cpu)));
+    let launched = trace(|| images(&[9; 128], [2, 1, 8, 8], 3, &Device::vulkan(DeviceKind::DefaultDevice)));
     assert_ours(&launched, &[("of_bytes_kernel", 1)]);
 }
 
@@ -94,6 +95,35 @@ fn agrees_with_the_cpu() {
             check(Case { shape, x: order, dy: order, kernel: 5, nan: false, stream: 5 });
         }
     }
+}
+
+/// Of few numbers and of many, in any order, and of f16, without Burn's own sums, which tune themselves.
+#[test]
+fn sums_of_channels() {
+    if !on_each_device("planes::sums_of_channels") {
+        return;
+    }
+    for (i, shape @ [n, c, h, w]) in [[1, 1, 1, 3], [1, 5, 1, 1], [2, 3, 5, 7], [3, 70, 9, 8], [1, 4, 130, 67]].into_iter().enumerate() {
+        for order in ORDERS {
+            let any = |len: usize| pattern(i as u64, len);
+            let theirs = Flex::channel_sums(image::<Flex>(order, shape, any, flex)).into_f32();
+            let of = |x| numbers(CubeBackend::channel_sums(x));
+            let ours = of(image::<CubeBackend>(order, shape, any, cube));
+            let far = |a: &[f32], b: &[f32]| a.iter().zip(b).fold(0.0f32, |most, (a, b)| most.max((a - b).abs())) / ((n * h * w) as f32).sqrt();
+            assert!(ours.len() == c && far(&ours, &theirs) < 1e-6, "{shape:?} {order:?}: {ours:?} for {theirs:?}");
+            if CubeBackend::supports_dtype(&device(), DType::F16) {
+                let half = of(CubeBackend::float_cast(image::<CubeBackend>(order, shape, any, cube), FloatDType::F16));
+                assert!(far(&half, &theirs) < 1e-3, "{shape:?} {order:?} in f16: {half:?} for {theirs:?}");
+            }
+        }
+        let all = numbers(CubeBackend::total(cube(TensorData::new(pattern(1, n * c * h * w), [n * c * h * w]))));
+        let theirs: f64 = pattern(1, n * c * h * w).into_iter().map(f64::from).sum();
+        assert!((f64::from(all[0]) - theirs).abs() < 1e-6 * ((n * c * h * w) as f64).sqrt(), "{shape:?}: {all:?} for {theirs}");
+    }
+    let launched = trace(|| CubeBackend::channel_sums(cube(TensorData::new(pattern(1, 960), [2, 3, 10, 16]))));
+    assert_ours(&launched, &[("channel_parts_kernel", 1), ("channel_sums_kernel", 1)]);
+    let launched = trace(|| CubeBackend::total(cube(TensorData::new(vec![1.0f32, 2.0, 3.0], [3]))));
+    assert_ours(&launched, &[("channel_parts_kernel", 1)]);
 }
 
 /// A constant plane: every window's first maximum is its first pixel.

@@ -231,7 +231,7 @@ fn on_a_device() {
     if !on_each_device("refusals::on_a_device") {
         return;
     }
-    let vulkan = Device::vulkan(DeviceKind::Cpu);
+    let vulkan = Device::vulkan(DeviceKind::DefaultDevice);
     for device in [vulkan.clone(), vulkan.autodiff()] {
         assert_ours(&trace(|| everything(&device)), &[]);
         assert!(largest_allocation(&device).is_some_and(|most| most >= 128 << 20), "WebGPU's least");

@@ -78,7 +78,7 @@ impl DetectionLoss {
             detection_terms(flat, kernels::Foreground { positives: Arc::new(positives(&assigned, &anchors, norm)), gains, norm })
         };
         let items = terms.clone().detach();
-        Ok(LossOutput { total: terms.sum().mul_scalar(batch as f32), items, objects: targets.len() })
+        Ok(LossOutput { total: kernels::total(terms).mul_scalar(batch as f32), items, objects: targets.len() })
     }
 
     fn by_image(&self, targets: &[(u32, Label)], batch: usize, size: [f32; 2]) -> Vec<Vec<GroundTruth>> {

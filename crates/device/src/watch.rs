@@ -106,7 +106,8 @@ pub(crate) fn run(job: &Job, options: &ProbeOptions) -> Run {
 fn spawn(job: &Job, options: &ProbeOptions) -> std::io::Result<Child> {
     let exe = options.exe.clone().map_or_else(this_program, Ok)?;
     let mut command = Command::new(exe);
-    command.arg(PROBE_SUBCOMMAND).arg(job.to_arg());
+    // CubeCL's compiler asks for a backtrace with every type it handles, a third of its time where RUST_BACKTRACE is set; a panic's is printed all the same.
+    command.arg(PROBE_SUBCOMMAND).arg(job.to_arg()).env("RUST_LIB_BACKTRACE", "0");
     command.envs(options.env.iter().map(|(name, value)| (name, value)));
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()
 }

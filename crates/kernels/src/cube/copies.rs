@@ -2,7 +2,7 @@
 //!
 //! Where a thread's numbers are is found once, before the sums: from one block of terms to the next they all move by as much. Only a weight
 //! gradient's pixels do not, whose row and column each thread counts on. Loads do not wait for a condition: what is not there is read from
-//! elsewhere and taken for zero, so that a driver can have all of them under way.
+//! elsewhere, and taken for zero where it is put into shared memory, which is when it is waited for: a driver has all of them under way while the block before is multiplied.
 
 #![allow(clippy::too_many_arguments, reason = "a kernel's helper has no struct of borrowed tensors to take them in")]
 
@@ -58,7 +58,7 @@ pub(super) fn of_matrix(first: u32, count: u32, line_step: usize, k_step: usize,
     Copies { from, to, mark, row }
 }
 
-/// The matrix's numbers of `left` more k from `base` on, packed ones as of type `F`; `one` is 1.
+/// The matrix's numbers of `left` more k from `base` on, packed ones as of type `F`, or others in their places; `one` is 1.
 #[cube]
 pub(super) fn fetch_matrix<E: Numeric, F: Float, S: Float>(
     from: &Tensor<E>,
@@ -90,7 +90,7 @@ pub(super) fn fetch_matrix<E: Numeric, F: Float, S: Float>(
             let there = copies.mark[i] < left;
             at = select(there, at, base);
             row = select(there, row, first_row);
-            values[i] = select(there, number_at::<E, F, S>(from, at, scales, row, one, comptime!(side.packing)), 0.0f32);
+            values[i] = number_at::<E, F, S>(from, at, scales, row, one, comptime!(side.packing));
         }
     }
 }
@@ -147,7 +147,7 @@ fn moved(at: usize, #[comptime] steps: i32, step: usize) -> usize {
     }
 }
 
-/// The map's numbers of `left` more channels from `base` on.
+/// The map's numbers of `left` more channels from `base` on, or others in their places.
 #[cube]
 pub(super) fn fetch_map<E: Numeric>(
     from: &Tensor<E>,
@@ -169,17 +169,25 @@ pub(super) fn fetch_map<E: Numeric>(
             let of_channel = base + copies.from[i as usize] + comptime!(channel as usize) * image.channel;
             #[unroll]
             for tap in 0..count {
-                let mut there = inside & comptime!(1u32 << tap) != 0u32;
-                if comptime!(!side.exact) {
-                    there = there && first + channel < left;
-                }
+                let there = is_there(inside, tap, first + channel, left, comptime!(side.exact));
                 let row = moved(of_channel, comptime!((tap / gather.taps.1) as i32 * gather.tap.0), image.row);
                 let number = moved(row, comptime!((tap % gather.taps.1) as i32 * gather.tap.1), image.pixel);
                 let at = select(there, number - image.before, base);
-                values[comptime!(((i * share + channel) * count + tap) as usize)] = select(there, f32::cast_from(from[at]), 0.0f32);
+                values[comptime!(((i * share + channel) * count + tap) as usize)] = f32::cast_from(from[at]);
             }
         }
     }
+}
+
+/// Whether a tap of those that are `inside` is there, of a channel among `left` more.
+#[cube]
+fn is_there(inside: u32, #[comptime] tap: u32, channel: u32, left: u32, #[comptime] exact: bool) -> bool {
+    let mut there = inside & comptime!(1u32 << tap) != 0u32;
+    if comptime!(!exact) {
+        let near = channel < left;
+        there = there && near;
+    }
+    there
 }
 
 /// The lines of a weight gradient, which are channels and taps. A thread has one pixel of [`Side::deep`].
@@ -203,7 +211,7 @@ pub(super) fn of_taps(first: u32, count: u32, image: &Image, #[comptime] gather:
     Copies { from, to, mark, row: Array::<u32>::new(1usize) }
 }
 
-/// The lines' numbers of pixel (`i`, `j`) of the map, if it is `there`.
+/// The lines' numbers of pixel (`i`, `j`) of the map, if it is `there`, or others in their places; and which of them are, a bit to each.
 #[cube]
 pub(super) fn fetch_taps<E: Numeric>(
     from: &Tensor<E>,
@@ -216,17 +224,22 @@ pub(super) fn fetch_taps<E: Numeric>(
     values: &mut Array<f32>,
     #[comptime] gather: Gather,
     #[comptime] side: Side,
-) {
+) -> u32 {
+    let mut all = 0u32;
     let y = image.first_y + i as i32 * comptime!(gather.step.0);
     let x = image.first_x + j as i32 * comptime!(gather.step.1);
     let pixel = base + place(y, x, image);
     #[unroll]
     for n in 0..comptime!(side.each() as usize) {
         let mark = copies.mark[n];
-        let there = there && is_inside(y + (mark / 65536u32) as i32, x + (mark % 65536u32) as i32, image);
+        // By itself: behind `&&` it would be a branch, and each load be waited for.
+        let inside = is_inside(y + (mark / 65536u32) as i32, x + (mark % 65536u32) as i32, image);
+        let there = there && inside;
         let at = select(there, pixel + copies.from[n] - image.before, base);
-        values[n] = select(there, f32::cast_from(from[at]), 0.0f32);
+        values[n] = f32::cast_from(from[at]);
+        all += select(there, comptime!(1u32 << n as u32), 0u32);
     }
+    all
 }
 
 /// How many numbers a thread has, and how they follow each other in shared memory: in runs of so many, so far apart.
@@ -238,12 +251,36 @@ fn runs(kind: Kind, side: Side) -> (u32, u32, u32) {
     }
 }
 
-/// Puts a thread's numbers where they belong.
+/// Puts a thread's numbers of `left` more k or channels where they belong, and zero for those that are not there: of a weight gradient's lines the ones without a
+/// bit of `lines`.
 #[cube]
-pub(super) fn put(values: &Array<f32>, to: &mut Shared<[f32]>, copies: &Copies, #[comptime] kind: Kind, #[comptime] side: Side) {
+pub(super) fn put(
+    values: &Array<f32>,
+    to: &mut Shared<[f32]>,
+    copies: &Copies,
+    left: u32,
+    lines: u32,
+    #[comptime] kind: Kind,
+    #[comptime] side: Side,
+) {
     let (each, run, step) = comptime!(runs(kind, side));
     #[unroll]
     for i in 0..each {
-        to[(copies.to[comptime!((i / run) as usize)] + comptime!(i % run * step)) as usize] = values[i as usize];
+        let place = comptime!((i / run) as usize);
+        let mut value = values[i as usize];
+        if comptime!(kind == Kind::Map) {
+            let first = UNIT_POS / comptime!(side.lines) * comptime!(side.deep / side.sharing());
+            let channel = first + comptime!(i % run / side.count());
+            value = select(
+                is_there(copies.mark[place], comptime!(i % run % side.count()), channel, left, comptime!(side.exact)),
+                value,
+                0.0f32,
+            );
+        } else if comptime!(kind == Kind::Taps) {
+            value = select(lines & comptime!(1u32 << i) != 0u32, value, 0.0f32);
+        } else if comptime!(!side.exact) {
+            value = select(copies.mark[place] < left, value, 0.0f32);
+        }
+        to[(copies.to[place] + comptime!(i % run * step)) as usize] = value;
     }
 }

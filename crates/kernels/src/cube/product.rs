@@ -99,35 +99,39 @@ pub(crate) fn shared_sums<A: Float, B: Numeric, F: Float, S: Float>(
     let mut b_values = Array::<f32>::new(comptime!(right.each() as usize));
     let (row, col) = (part.row, part.col);
 
+    // A part without terms reads nothing.
+    let outer_end = select(part.start < part.end, part.outer_end, part.outer);
+    let last = part.start + (part.end - part.start - 1u32) / comptime!(block.deep) * comptime!(block.deep);
     let mut o = part.outer;
-    while o < part.outer_end {
+    while o < outer_end {
         let base_a = part.base_a + o as usize * args.a_outer;
         let base_b = part.base_b + o as usize * args.b_outer;
         // The pixel of the map that is a thread's, in a weight gradient.
         let mine = part.start + UNIT_POS % comptime!(right.deep);
         let mut i = mine / image.map_width;
         let mut j = mine % image.map_width;
+        let mut there = 0u32;
+        // A block of terms is on its way from memory while the one before it is multiplied. Behind the last it is that one again, which is not used: what is loaded
+        // under a condition is waited for where that ends.
         let mut k = part.start;
-        // A block of terms is on its way from memory while the one before it is multiplied.
         while k < part.end + comptime!(block.deep) {
-            let more = k < part.end;
-            if more {
-                let at_a = base_a + k as usize * args.a_k;
-                fetch_matrix::<A, F, S>(a, scales, args.b_columns, args.one, at_a, part.end - k, &a_copies, &mut a_values, left);
-                if comptime!(kind == Kind::Matrix) {
-                    let at_b = base_b + k as usize * args.b_k;
-                    fetch_matrix::<B, F, S>(b, scales, args.b_columns, args.one, at_b, part.end - k, &b_copies, &mut b_values, right);
-                } else if comptime!(kind == Kind::Map) {
-                    let at_b = base_b + k as usize * image.channel;
-                    fetch_map::<B>(b, at_b, part.end - k, &b_copies, image, &mut b_values, gather, right);
-                } else {
-                    let there = UNIT_POS % comptime!(right.deep) < part.end - k;
-                    fetch_taps::<B>(b, base_b, i, j, there, &b_copies, image, &mut b_values, gather, right);
-                    j += comptime!(right.deep);
-                    while j >= image.map_width {
-                        j -= image.map_width;
-                        i += 1u32;
-                    }
+            let next = clamp_max(k, last);
+            let left_over = part.end - next;
+            let at_a = base_a + next as usize * args.a_k;
+            fetch_matrix::<A, F, S>(a, scales, args.b_columns, args.one, at_a, left_over, &a_copies, &mut a_values, left);
+            if comptime!(kind == Kind::Matrix) {
+                let at_b = base_b + next as usize * args.b_k;
+                fetch_matrix::<B, F, S>(b, scales, args.b_columns, args.one, at_b, left_over, &b_copies, &mut b_values, right);
+            } else if comptime!(kind == Kind::Map) {
+                let at_b = base_b + next as usize * image.channel;
+                fetch_map::<B>(b, at_b, left_over, &b_copies, image, &mut b_values, gather, right);
+            } else {
+                let has_pixel = UNIT_POS % comptime!(right.deep) < left_over;
+                there = fetch_taps::<B>(b, base_b, i, j, has_pixel, &b_copies, image, &mut b_values, gather, right);
+                j += comptime!(right.deep);
+                while j >= image.map_width {
+                    j -= image.map_width;
+                    i += 1u32;
                 }
             }
             if k > part.start {
@@ -150,7 +154,7 @@ pub(crate) fn shared_sums<A: Float, B: Numeric, F: Float, S: Float>(
                 }
             }
             sync_cube();
-            if more {
+            if k < part.end {
                 if comptime!(block.rounds) {
                     // Here and not where they are fetched, which would wait for them.
                     #[unroll]
@@ -158,8 +162,8 @@ pub(crate) fn shared_sums<A: Float, B: Numeric, F: Float, S: Float>(
                         a_values[i] = rounded::<F>(a_values[i], args.one);
                     }
                 }
-                put(&a_values, &mut room.a, &a_copies, Kind::Matrix, left);
-                put(&b_values, &mut room.b, &b_copies, kind, right);
+                put(&a_values, &mut room.a, &a_copies, left_over, there, Kind::Matrix, left);
+                put(&b_values, &mut room.b, &b_copies, left_over, there, kind, right);
             }
             sync_cube();
             k += comptime!(block.deep);

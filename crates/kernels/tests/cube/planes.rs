@@ -5,9 +5,9 @@ use crate::support::{Numbers, ORDERS, Order, cases, counted, cube, data, device,
 use bellows_kernels::cube::{Done, Work, most_at_launches};
 use bellows_kernels::images;
 use bellows_kernels::planes::{Parts, PlaneOps};
+use burn::backend::Backend;
 use burn::backend::Scalar;
 use burn::backend::ops::FloatTensorOps;
-use burn::backend::Backend;
 use burn::tensor::{DType, Device, DeviceKind, FloatDType, TensorData};
 use burn_cubecl::CubeBackend;
 use burn_flex::Flex;
@@ -109,7 +109,8 @@ fn sums_of_channels() {
             let theirs = Flex::channel_sums(image::<Flex>(order, shape, any, flex)).into_f32();
             let of = |x| numbers(CubeBackend::channel_sums(x));
             let ours = of(image::<CubeBackend>(order, shape, any, cube));
-            let far = |a: &[f32], b: &[f32]| a.iter().zip(b).fold(0.0f32, |most, (a, b)| most.max((a - b).abs())) / ((n * h * w) as f32).sqrt();
+            let far =
+                |a: &[f32], b: &[f32]| a.iter().zip(b).fold(0.0f32, |most, (a, b)| most.max((a - b).abs())) / ((n * h * w) as f32).sqrt();
             assert!(ours.len() == c && far(&ours, &theirs) < 1e-6, "{shape:?} {order:?}: {ours:?} for {theirs:?}");
             if CubeBackend::supports_dtype(&device(), DType::F16) {
                 let half = of(CubeBackend::float_cast(image::<CubeBackend>(order, shape, any, cube), FloatDType::F16));

@@ -6,7 +6,7 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Two of the kernels' tiles of 32, and a part of a third.
+/// Two of the kernels' tiles of 32, and a part of a third. So few that each query head makes a part of the gradients of keys, as in all but long rows.
 const TOKENS: usize = 75;
 /// The first tokens of the documents that are packed there; none is at the border of a tile.
 const DOCUMENTS: [usize; 3] = [0, 5, 40];

@@ -144,7 +144,7 @@ fn a_layer_is_few_launches() {
         Some((_, rest)) => cut(&weights, &format!("model.layers.0.{rest}")),
         None => cut(&weights, name),
     };
-    let counts = [("q_proj k_proj v_proj o_proj", 33), ("q_proj k_proj v_proj o_proj gate_proj up_proj down_proj", 39)];
+    let counts = [("q_proj k_proj v_proj o_proj", 34), ("q_proj k_proj v_proj o_proj gate_proj up_proj down_proj", 40)];
     // Weights in NF4 are made dense for the products with them and for those of the gradient of their input, the maps of one input in a launch (q, k and v; o; gate
     // and up; down), whichever have adapters.
     let bases = [(BaseDtype::Auto, false, 0), (BaseDtype::Auto, true, 0), (BaseDtype::Int8, true, 0), (BaseDtype::Nf4, true, 2 * 4)];

@@ -1,5 +1,5 @@
-//! Attention on CubeCL devices, from the host's side: one launch forward, three backward, and nothing of the size of the scores in memory. Where
-//! shared memory cannot be trusted, or heads are too wide for it, attention is composed of products and a masked softmax.
+//! Attention on CubeCL devices, from the host's side: one launch forward, three backward (four where there are few keys), and nothing of the size of the scores in
+//! memory. Where shared memory cannot be trusted, or heads are too wide for it, attention is composed of products and a masked softmax.
 //!
 //! Heads are read wherever they lie, and results have the heads of a token side by side in memory, as the products before and behind have them.
 
@@ -12,7 +12,9 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::cube_kernels::{SIDE, SizesLaunch, UNITS, attend_kernel, bytes, key_grad_kernel, query_grad_kernel, rows_kernel};
+use super::cube_kernels::{
+    SIDE, SizesLaunch, UNITS, attend_kernel, bytes, key_grad_kernel, key_grad_sum_kernel, query_grad_kernel, rows_kernel,
+};
 use super::sizes::expect_fit;
 use super::{AttentionOps, portable};
 use crate::cube::geometry::{MAX_GRID, dims4};
@@ -21,6 +23,9 @@ use crate::cube::pixels::{empty, view};
 use crate::cube::shared_memory_works;
 use crate::cube::trace::{note, note_room};
 use crate::shapes::expect;
+
+/// Workgroups that fill any card. Where those of keys are fewer each has a part of the query heads, so sums in memory are of so many blocks of keys at most.
+const ENOUGH: usize = 512;
 
 /// Whether our kernels take these.
 fn covers(q: &CubeTensor, k: &CubeTensor, v: &CubeTensor, first: &CubeTensor) -> bool {
@@ -48,6 +53,13 @@ fn by_tokens(like: &CubeTensor, [batch, heads, lines, d]: [usize; 4]) -> CubeTen
     CubeBackend::float_swap_dims(empty(like, [batch, lines, heads, d], like.dtype), 1, 2)
 }
 
+/// The sum of parts of so many numbers each.
+fn added(parts: &CubeTensor, count: usize, len: usize, dtype: DType) -> CubeTensor {
+    let sum = empty(parts, [len], dtype);
+    launch!(key_grad_sum_kernel, len, [(parts, count * len), (sum, len, dtype)], count as u32, dtype_to_storage_type(dtype));
+    sum
+}
+
 /// The sizes of a problem.
 #[derive(Clone, Copy)]
 struct Shape {
@@ -73,6 +85,13 @@ impl Shape {
     /// A workgroup to a block of `lines` of each of so many heads.
     fn grid(&self, lines: usize, heads: usize) -> CubeCount {
         CubeCount::Static(lines.div_ceil(SIDE as usize) as u32, heads as u32, self.batch as u32)
+    }
+
+    /// Query heads that a workgroup of keys adds up: as few of its group as leave at most [`ENOUGH`] workgroups.
+    fn members(&self) -> usize {
+        let group = self.heads / self.key_heads;
+        let parts = ENOUGH / (self.batch * self.key_heads * self.keys.div_ceil(SIDE as usize));
+        group.div_ceil(parts.clamp(1, group))
     }
 
     /// Multiplications and additions of so many products of the pairs that are seen in a row of one document: a query sees the keys up to its own. Of several
@@ -170,28 +189,32 @@ impl AttentionOps for CubeBackend {
             );
         }
         let all = k.meta.shape().num_elements();
-        let dkv = empty(&k, [2 * all], k.dtype);
-        note("attention, gradients of keys and values", [&q, &k, &v, &dy, &dkv], shape.flops(4));
+        let members = shape.members();
+        let parts = (heads / shape.key_heads).div_ceil(members);
+        let sums = empty(&k, [parts * 2 * all], if parts == 1 { k.dtype } else { DType::F32 });
+        note("attention, gradients of keys and values", [&q, &k, &v, &dy, &sums], shape.flops(4));
         note_room("attention, gradients of keys and values", bytes(shape.d), 0);
         // SAFETY: as before.
         unsafe {
             key_grad_kernel::launch_unchecked(
                 &q.client.clone(),
-                shape.grid(shape.keys, shape.key_heads),
+                shape.grid(shape.keys, parts * shape.key_heads),
                 CubeDim::new_1d(UNITS),
-                address_type([&q, &k, &v, &dy, &dkv]),
+                address_type([&q, &k, &v, &dy, &sums]),
                 q.into_tensor_arg(),
                 k.clone().into_tensor_arg(),
                 v.into_tensor_arg(),
                 dy.into_tensor_arg(),
                 first.into_tensor_arg(),
                 rows.into_tensor_arg(),
-                dkv.clone().into_tensor_arg(),
+                sums.clone().into_tensor_arg(),
                 shape.sizes(scale),
+                members as u32,
                 shape.d as u32,
-                types,
+                [types[0], types[1], dtype_to_storage_type(sums.dtype)],
             );
         }
+        let dkv = if parts == 1 { sums } else { added(&sums, parts, 2 * all, k.dtype) };
         let [b, heads, keys, d] = dims4(&k);
         let part = |start| Self::float_swap_dims(Self::float_reshape(view(&dkv, start, all), [b, keys, heads, d].into()), 1, 2);
         let [dk, dv] = [0, all].map(part);

@@ -2,7 +2,7 @@
 //!
 //! A thread has two rows of a tile. Scores are sums over the dimensions of a head, 16 at a time through shared memory; what the tile then weighs
 //! goes through it 8 rows at a time. Sums are f32 in a fixed order; no subgroup operations, no atomics: the gradient of a key is made by the
-//! workgroup that has it, from all queries that see it.
+//! workgroup that has it, from all queries that see it, or by one to some of the heads that see it, whose parts a launch of its own adds up.
 //!
 //! No index is checked by the device: places follow from the sizes and strides that the host has compared with what is there. What is read of the first keys is no place: a
 //! loop begins there, at the end of all keys at most, and keys are compared with it.
@@ -11,6 +11,7 @@
 
 use cubecl::prelude::*;
 
+use crate::cube::launch::fold;
 use crate::cube::softmax::exp;
 
 /// Lines of a tile, in both directions.
@@ -399,21 +400,24 @@ pub(super) fn query_grad_kernel<E: Float, I: Int>(
 }
 
 /// The gradients of k and v, `dsᵀ q` and behind it `pᵀ dy`, both `[batch, keys, heads, d]`: of each query head that a key head serves, a block of the queries that see a key after the other.
+/// A workgroup has `members` of those heads, and what the first ones make is followed by the same of the next: `[parts, 2, batch, keys, heads, d]`.
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(super) fn key_grad_kernel<E: Float, I: Int>(
+pub(super) fn key_grad_kernel<E: Float, I: Int, O: Float>(
     q: &Tensor<E>,
     k: &Tensor<E>,
     v: &Tensor<E>,
     dy: &Tensor<E>,
     first: &Tensor<I>,
     rows: &Tensor<f32>,
-    dkv: &mut Tensor<E>,
+    dkv: &mut Tensor<O>,
     sizes: &Sizes,
+    members: u32,
     #[comptime] d: u32,
-    #[define(E, I)] _types: [ElemType; 2],
+    #[define(E, I, O)] _types: [ElemType; 3],
 ) {
     let keys = CUBE_POS_X * SIDE;
-    let (of_keys, batch) = (CUBE_POS_Y, CUBE_POS_Z);
+    let key_heads = sizes.heads / sizes.group;
+    let (of_keys, part, batch) = (CUBE_POS_Y % key_heads, CUBE_POS_Y / key_heads, CUBE_POS_Z);
     let of_k = lines::<E>(k, batch, of_keys);
     let of_v = lines::<E>(v, batch, of_keys);
     let row = UNIT_POS / ACROSS * TALL;
@@ -421,8 +425,9 @@ pub(super) fn key_grad_kernel<E: Float, I: Int>(
     let mut tiles = tiles(d);
     let mut sums_k = zeros(comptime!(TALL * own(d)));
     let mut sums_v = zeros(comptime!(TALL * own(d)));
-    let mut member = 0u32;
-    while member < sizes.group {
+    let mut member = part * members;
+    let end = clamp_max(member + members, sizes.group);
+    while member < end {
         let head = of_keys * sizes.group + member;
         let rows_before = (batch * sizes.heads + head) * sizes.queries;
         let of_q = lines::<E>(q, batch, head);
@@ -464,10 +469,18 @@ pub(super) fn key_grad_kernel<E: Float, I: Int>(
     for i in 0..comptime!(TALL as usize) {
         factors[i] = 1.0f32;
     }
-    let key_heads = (sizes.heads / sizes.group) as usize;
-    let step = key_heads * comptime!(d as usize);
-    let base = batch as usize * sizes.keys as usize * step + of_keys as usize * comptime!(d as usize);
-    write::<E>(&sums_k, &factors, dkv, &Lines { base, step }, keys, sizes.keys, d);
-    let behind = dkv.len() / 2;
-    write::<E>(&sums_v, &factors, dkv, &Lines { base: behind + base, step }, keys, sizes.keys, d);
+    let step = key_heads as usize * comptime!(d as usize);
+    let all = CUBE_COUNT_Z as usize * sizes.keys as usize * step;
+    let base = (2u32 * part) as usize * all + batch as usize * sizes.keys as usize * step + of_keys as usize * comptime!(d as usize);
+    write::<O>(&sums_k, &factors, dkv, &Lines { base, step }, keys, sizes.keys, d);
+    write::<O>(&sums_v, &factors, dkv, &Lines { base: all + base, step }, keys, sizes.keys, d);
+}
+
+/// The sum of `count` parts of the gradients of k and v, in their order.
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(super) fn key_grad_sum_kernel<E: Float>(parts: &Tensor<f32>, dkv: &mut Tensor<E>, count: u32, #[define(E)] _type: ElemType) {
+    if ABSOLUTE_POS >= dkv.len() {
+        terminate!();
+    }
+    dkv[ABSOLUTE_POS] = E::cast_from(fold(parts, ABSOLUTE_POS, dkv.len(), count));
 }

@@ -1,6 +1,6 @@
 //! Attention in tiles on the device against the composed one on the CPU in f64: results, gradients, launches.
 
-use crate::launches::{assert_ours, in_use, most_in_use, trace};
+use crate::launches::{assert_ours, in_use, most_in_use};
 use crate::support::{Numbers, cases, counted, cube, data, device, flex64, numbers, on_each_device, on_swiftshader, pattern, relative};
 use bellows_kernels::attention::AttentionOps;
 use bellows_kernels::cube::shared_memory_works;
@@ -64,6 +64,9 @@ impl Case {
 }
 
 const PACKED: Case = Case { b: 2, key_heads: 2, group: 3, queries: 70, past: 0, d: 64, documents: 3, turned: false };
+/// So many blocks of keys, 258, that a workgroup has all three query heads of a key head; and 172, where one has two of them, and another the third.
+const MANY: Case = Case { b: 129, queries: 20, d: 16, ..PACKED };
+const FEWER: Case = Case { b: 43, queries: 40, d: 16, ..PACKED };
 
 #[test]
 fn agrees_with_the_cpu() {
@@ -77,7 +80,9 @@ fn agrees_with_the_cpu() {
     for (queries, past, d) in [(1, 0, 20), (1, 40, 16), (32, 0, 128), (33, 31, 20)] {
         check(Case { queries, past, d, turned: true, ..PACKED });
     }
-    check(PACKED);
+    for case in [PACKED, FEWER, MANY] {
+        check(case);
+    }
     let sizes = (1usize..3, 1usize..3, 1usize..4, 1usize..90, 0usize..40, prop::sample::select(vec![16usize, 20, 64]), 1usize..5);
     cases(
         12,
@@ -100,8 +105,10 @@ fn in_half_precision_too() {
     if !on_each_device("attention::in_half_precision_too") || !CubeBackend::supports_dtype(&device(), DType::F16) {
         return;
     }
-    let error = PACKED.error(|data| cube(data.convert::<f16>()));
-    assert!(error < 3.0 / 2048.0, "{error:.1e}");
+    for case in [PACKED, Case { d: PACKED.d, ..MANY }] {
+        let error = case.error(|data| cube(data.convert::<f16>()));
+        assert!(error < 3.0 / 2048.0, "{case:?}: {error:.1e}");
+    }
 }
 
 /// A number that is none is seen in the results of the queries that meet it, and in no others.
@@ -128,17 +135,25 @@ fn no_number_is_seen_in_the_result() {
     }
 }
 
-/// One launch forward, three backward, however long the rows are; the same bits every time.
+/// One launch forward, three backward, and one that adds up the gradients of keys where few have them in parts; the same bits every time.
 #[test]
-fn launches_four_kernels_and_repeats() {
-    if !on_swiftshader("attention::launches_four_kernels_and_repeats") {
+fn launches_few_kernels_and_repeats() {
+    if !on_swiftshader("attention::launches_few_kernels_and_repeats") {
         return;
     }
-    let run = || PACKED.all::<CubeBackend>(cube, &device()).into_iter().map(numbers).collect::<Vec<_>>();
-    let first = run();
-    let kernels = ["attend_kernel", "rows_kernel", "query_grad_kernel", "key_grad_kernel"];
-    assert_ours(&trace(|| PACKED.all::<CubeBackend>(cube, &device())), &kernels.map(|name| (name, 1)));
-    assert!(run() == first);
+    // A device is asked once, by a launch.
+    assert!(shared_memory_works(&device()));
+    for (case, parts) in [(PACKED, 3), (FEWER, 2), (MANY, 1)] {
+        let run = || case.all::<CubeBackend>(cube, &device());
+        let (first, counted) = counted(run);
+        let kernels = ["attend_kernel", "rows_kernel", "query_grad_kernel", "key_grad_kernel"].map(|name| (name, 1));
+        assert_ours(&counted.launches, &[&kernels[..], &[("key_grad_sum_kernel", usize::from(parts > 1))]].concat());
+        assert!(first.into_iter().map(numbers).eq(run().into_iter().map(numbers)), "{case:?}");
+
+        // Of queries their own and dy, of keys and values their own and a part each.
+        let moved = case.b * case.key_heads * case.queries * case.d * (2 * case.group + 2 + 2 * parts);
+        assert_eq!(counted.work["attention, gradients of keys and values"].bytes, 4 * moved as u64, "{case:?}");
+    }
 }
 
 /// A query sees the keys up to its own, and products are counted of no others.

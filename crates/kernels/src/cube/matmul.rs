@@ -143,8 +143,11 @@ impl Product {
         let block = self.block(256);
         let blocks = self.m.div_ceil(block.rows as usize) * self.n.div_ceil(block.cols as usize) * self.batches;
         let wanted = FILLING_BLOCKS.div_ceil(blocks).min(limit / (self.m * self.n * self.batches)).min(self.k * self.outer / TERMS).max(1);
-        let outer = wanted.min(self.outer);
-        Splits { outer, inner: (wanted / outer).min(self.k / TERMS).max(1) }
+        // As many as have a term each.
+        let outer = self.outer.div_ceil(self.outer.div_ceil(wanted.min(self.outer)));
+        let inner = (wanted / outer).min(self.k / TERMS).max(1);
+        let part = Self { splits: Splits { outer, inner }, ..*self }.part();
+        Splits { outer, inner: self.k.div_ceil(part) }
     }
 
     /// Launches the kernel: `c = a * b (+ bias, a number to each row) (SiLU)`.

@@ -18,6 +18,7 @@ use super::args::{Args, Image, Part, multiply};
 use super::block::{Block, Kind};
 use super::copies::{fetch_map, fetch_matrix, fetch_taps, of_map, of_matrix, of_taps, put};
 use super::direct::direct_sums;
+use super::launch::fold;
 use super::packing::rounded;
 use cubecl::prelude::*;
 
@@ -253,16 +254,12 @@ pub(super) fn write<C: Float, S: Float>(
     }
 }
 
-/// `out[i] = sum over p of parts[p, i]`, in that order.
+/// `out[i] = sum over p of parts[p, i]`, in that order, by eights.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn add_parts_kernel<E: Float>(parts: &Tensor<f32>, out: &mut Tensor<E>, count: u32, #[define(E)] _type: ElemType) {
     let at = ABSOLUTE_POS;
     if at >= out.len() {
         terminate!();
     }
-    let mut sum = 0.0f32;
-    for part in 0..count {
-        sum += parts[part as usize * out.len() + at];
-    }
-    out[at] = E::cast_from(sum);
+    out[at] = E::cast_from(fold(parts, at, out.len(), count));
 }

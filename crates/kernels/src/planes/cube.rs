@@ -19,7 +19,7 @@ use super::cube_kernels::{
 use super::{Parts, PlaneOps, portable};
 use crate::cube::geometry::dims4;
 use crate::cube::join::{join, most};
-use crate::cube::launch::{covers_images, launch};
+use crate::cube::launch::{covers, covers_images, launch};
 use crate::cube::pixels::empty;
 use crate::cube::sums::sums_of_channels;
 use crate::cube::trace::note;
@@ -113,7 +113,7 @@ impl PlaneOps for CubeBackend {
 
     fn total(x: CubeTensor) -> CubeTensor {
         let len = x.meta.shape().num_elements();
-        if !covers_images(&[&x], []) {
+        if !covers([&x]) {
             return Self::float_sum(x);
         }
         sums_of_channels(Self::float_reshape(x, Shape::new([1, 1, 1, len])))

@@ -131,7 +131,7 @@ pub(crate) fn most_in_use<T>(work: impl FnOnce() -> T) -> u64 {
 /// No pass writes columns: beyond x, w, dy and the result there are the parts of dw, within their limit, and nothing else.
 #[test]
 fn nothing_but_parts_takes_memory() {
-    const LIMIT: u64 = 200_000;
+    const LIMIT: u64 = 20_000;
     /// What rounds a piece of memory up, some times.
     const SLACK: u64 = 4096;
     if !on_swiftshader("launches::nothing_but_parts_takes_memory") {

@@ -109,12 +109,16 @@ fn sums_of_channels() {
             let theirs = Flex::channel_sums(image::<Flex>(order, shape, any, flex)).into_f32();
             let of = |x| numbers(CubeBackend::channel_sums(x));
             let ours = of(image::<CubeBackend>(order, shape, any, cube));
+            assert!(ours.iter().all(|v| v.is_finite()), "{shape:?} {order:?}: {ours:?}");
             let far =
                 |a: &[f32], b: &[f32]| a.iter().zip(b).fold(0.0f32, |most, (a, b)| most.max((a - b).abs())) / ((n * h * w) as f32).sqrt();
             assert!(ours.len() == c && far(&ours, &theirs) < 1e-6, "{shape:?} {order:?}: {ours:?} for {theirs:?}");
             if CubeBackend::supports_dtype(&device(), DType::F16) {
                 let half = of(CubeBackend::float_cast(image::<CubeBackend>(order, shape, any, cube), FloatDType::F16));
-                assert!(far(&half, &theirs) < 1e-3, "{shape:?} {order:?} in f16: {half:?} for {theirs:?}");
+                assert!(
+                    half.len() == c && half.iter().all(|v| v.is_finite()) && far(&half, &theirs) < 1e-3,
+                    "{shape:?} {order:?} in f16: {half:?} for {theirs:?}"
+                );
             }
         }
         let all = numbers(CubeBackend::total(cube(TensorData::new(pattern(1, n * c * h * w), [n * c * h * w]))));

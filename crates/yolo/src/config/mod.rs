@@ -137,7 +137,7 @@ settings! {
         /// How convolutions are computed: auto, direct (Burn's own), gemm (no convolution kernel of a GPU runs), winograd, implicit, bf16
         /// the last three are for the CPU: a GPU takes auto for them and says so
         conv: String = "auto".into();
-        /// Megabytes that `conv: gemm` may use for the parts of a weight gradient on a GPU, which are an eighth of what it reads at most
+        /// Megabytes that `conv: gemm` may use for the parts of a weight gradient on a GPU, which are an eighth as many numbers as it reads at most
         conv_workspace_mb: usize = 16;
         /// f32; bf16: factors of convolutions, where the processor multiplies it (an error of 0.2 %); f16: images between layers, on a GPU
         /// bf16 is conv: bf16, f16 takes conv: gemm; sums, weights, their gradients and validation stay f32

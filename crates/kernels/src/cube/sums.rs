@@ -86,7 +86,7 @@ fn channel_sums_kernel(parts: &Tensor<f32>, out: &mut Tensor<f32>, threads: usiz
 
 /// The sums over images and pixels of `x [n, c, h, w]`, which is not empty: `[c]`, in one launch where there are few numbers to each, else in two.
 pub(crate) fn sums_of_channels(x: CubeTensor) -> CubeTensor {
-    /// Of a channel at most, and for each so many numbers at least.
+    /// To a channel at most; each adds up at least [`AHEAD`] numbers, if there are so many.
     const THREADS: usize = 256;
     let [images, count, height, width] = dims4(&x);
     let pixels = height * width;

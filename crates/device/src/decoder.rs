@@ -82,19 +82,22 @@ pub(crate) fn two_steps(device: &Device, precision: Precision) -> Vec<Vec<f32>> 
     let mut out = Vec::new();
     for step in 1..=2 {
         let leaves = all.leaves();
-        let hidden = layer(&base, &leaves, tensor(53, [ROWS, HIDDEN], graph), precision);
-        let logits = linear(hidden.clone().without_autodiff(), words.clone(), None, precision);
-        let (losses, slopes) = cross_entropy(logits, targets.clone());
-        let slopes = linear_data_grad(slopes, words.clone(), precision) / ROWS as f32;
-        out.extend([numbers(losses), numbers(slopes.clone())]);
-        let gradients = all.gradients(&leaves, &lead(hidden, slopes.autodiff()).backward());
+        let gradients = all.in_place(|| {
+            let hidden = layer(&base, &leaves, tensor(53, [ROWS, HIDDEN], graph), precision);
+            let logits = linear(hidden.clone().without_autodiff(), words.clone(), None, precision);
+            let (losses, slopes) = cross_entropy(logits, targets.clone());
+            let slopes = linear_data_grad(slopes, words.clone(), precision) / ROWS as f32;
+            out.extend([numbers(losses), numbers(slopes.clone())]);
+            all.gradients(&leaves, &lead(hidden, slopes.autodiff()).backward())
+        });
         drop(leaves);
         let squares = sum_of_squares(vec![gradients.clone()], Segments(vec![(0, 0..gradients.dims()[0])]));
         let gradients = clip_to_norm(gradients, squares, 1.0);
         // Adam would hide a wrong factor.
         out.push(numbers(gradients.clone()));
         // A large epsilon, so that a gradient of nearly zero is no step of its own.
-        let (values, m, v) = adam_step(all.values, gradients, first, second, adam(step, 1e-3));
+        let steps = all.groups(adam(step, 1e-3));
+        let [values, m, v] = adam_step(all.values, gradients, first, second, steps);
         all.values = values;
         (first, second) = (Some(m), Some(v));
     }

@@ -84,15 +84,18 @@ pub(crate) fn two_steps(device: &Device, by: Lowering, half: bool) -> Vec<Vec<f3
     let (mut out, mut seen) = (Vec::new(), Vec::new());
     for _ in 0..2 {
         let leaves = all.leaves();
-        let y = outputs(x.clone(), &leaves, by, half, &mut seen);
-        let terms = detection_terms(y.clone(), objects());
-        out.push(numbers(terms.clone()));
-        out.extend(asked(y.without_autodiff()));
-        let gradients = all.gradients(&leaves, &terms.sum().backward());
+        let gradients = all.in_place(|| {
+            let y = outputs(x.clone(), &leaves, by, half, &mut seen);
+            let terms = detection_terms(y.clone(), objects());
+            out.push(numbers(terms.clone()));
+            out.extend(asked(y.without_autodiff()));
+            all.gradients(&leaves, &terms.sum().backward())
+        });
         drop(leaves);
         let squares = sum_of_squares(vec![gradients.clone()], Segments(vec![(0, 0..gradients.dims()[0])]));
         let gradients = clip_to_norm(gradients, squares, 10.0);
-        let (values, momentum) = sgd_step(all.values, gradients, buffer, Sgd { lr: 0.01, momentum: 0.9, decay: 5e-4 });
+        let steps = all.groups(Sgd { lr: 0.01, momentum: 0.9, decay: 5e-4 });
+        let (values, momentum) = sgd_step(all.values, gradients, buffer, steps);
         all.values = values;
         buffer = Some(momentum);
         average = blend(average, all.values.clone(), 0.9, 0.1);
@@ -110,7 +113,8 @@ fn by_adam(device: &Device) -> Vec<Vec<f32>> {
     let (mut first, mut second) = (None, None);
     for step in 1..=2 {
         let gradients = tensor(12 + step as u64, all.values.dims(), device);
-        let (values, m, v) = adam_step(all.values, gradients, first, second, adam(step, 1e-8));
+        let steps = all.groups(adam(step, 1e-8));
+        let [values, m, v] = adam_step(all.values, gradients, first, second, steps);
         all.values = values;
         (first, second) = (Some(m), Some(v));
     }

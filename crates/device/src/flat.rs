@@ -1,7 +1,8 @@
 //! Parameters as the Learner keeps them: in one arena, of which a network sees views.
 
 use crate::made::{numbers, pattern};
-use bellows_kernels::{Adam, Places, arena, arena_parts};
+use bellows_kernels::update::Ranges;
+use bellows_kernels::{Adam, Places, arena, arena_parts, in_place};
 use burn::tensor::{Device, Gradients, Tensor, TensorData};
 
 /// AdamW's numbers of update `step`, from 1 on.
@@ -26,6 +27,17 @@ impl Flat {
             Tensor::from_data(TensorData::new(values, [len]), device)
         };
         Self { values: arena(parts.iter().enumerate().map(of_part).collect(), &places), places }
+    }
+
+    /// Does `work`, a pass that makes gradients: each in its place in an arena, as in training.
+    pub(crate) fn in_place<R>(&self, work: impl FnOnce() -> R) -> R {
+        in_place(vec![(arena_parts(self.values.clone(), &self.places), &self.places)], work)
+    }
+
+    /// The step of an update for all of them, as two groups of parameters.
+    pub(crate) fn groups<T: Clone>(&self, step: T) -> Ranges<T> {
+        let len = self.places.len();
+        vec![(len / 3, step.clone()), (len, step)]
     }
 
     /// The tensors, to be differentiated.

@@ -7,14 +7,13 @@
 //! convolution's weight gradient reads it, which costs one pass over memory and saves half of all kept activations. Burn calls such
 //! an operation memory bound and honours that only under a strategy chosen on the device; here it holds always (see [`recomputed`]).
 
-use burn::backend::{AutodiffBackend, Scalar, TensorMetadata};
-use burn::tensor::DType;
+use burn::backend::{AutodiffBackend, Backend, TensorMetadata};
 
 use crate::listen::told;
 use crate::norm_parts;
 use crate::operands::{ConvConfig, Maybe, NormChannels, NormOutput, NormStep};
 use crate::ops::KernelOps;
-use crate::planes::{HALF_GRADIENTS, Parts, PlaneOps};
+use crate::planes::{Parts, PlaneOps};
 use crate::steps::{Autodiff, CheckpointStrategy, Float, NodeId, Parents, recomputed, recorded};
 
 /// Most parts of a convolution's x: the number of parents is part of a step's type.
@@ -23,8 +22,11 @@ pub(crate) const MOST_PARTS: usize = 5;
 const PARENTS: usize = 2 + MOST_PARTS;
 
 /// What a convolution's gradients are made of.
-struct Conv {
+struct Conv<B: Backend> {
     weight: NodeId,
+    /// Weight and bias, beside which their gradients may lie.
+    trained: Float<B>,
+    bias: Option<Float<B>>,
     /// The parts of x, and their channels.
     x: Vec<NodeId>,
     channels: Vec<usize>,
@@ -33,9 +35,9 @@ struct Conv {
     config: ConvConfig,
 }
 
-impl Conv {
+impl<B: KernelOps> Conv<B> {
     /// The result y in the graph. Of the parts of x and the weight each is read by the other's gradient, and kept if that is asked for.
-    fn in_the_graph<B: KernelOps, C: CheckpointStrategy>(
+    fn in_the_graph<C: CheckpointStrategy>(
         x: &[Float<Autodiff<B, C>>],
         weight: &Float<Autodiff<B, C>>,
         bias: Option<&Float<Autodiff<B, C>>>,
@@ -51,26 +53,23 @@ impl Conv {
             kept.push(weight);
         }
         let (ids, channels) = x.iter().map(|x| (x.id(), x.shape()[1])).unzip();
-        let conv = Self { weight: weight.id(), x: ids, channels, input: [ih, iw], kernel: [kh, kw], config };
+        let (trained, own_bias) = (weight.clone().into_primitive(), bias.map(|bias| bias.clone().into_primitive()));
+        let conv = Self { weight: weight.id(), trained, bias: own_bias, x: ids, channels, input: [ih, iw], kernel: [kh, kw], config };
         // A parent that there is not is one that no gradient is asked for.
         let none = Autodiff::<B, C>::from_inner(weight.clone().into_primitive());
         let parents: Vec<_> = [weight].into_iter().chain(x).chain(bias).collect();
         let nodes = std::array::from_fn::<_, PARENTS, _>(|i| parents.get(i).copied().unwrap_or(&none).node());
-        recorded::<B, C, PARENTS>(nodes, &kept, y, move |dy, parents| conv.backward::<B>(dy, parents))
+        recorded::<B, C, PARENTS>(nodes, &kept, y, move |dy, parents| conv.backward(dy, parents))
     }
 
-    fn backward<B: KernelOps>(self, dy: Float<B>, mut parents: Parents<'_, PARENTS>) {
-        let Self { weight, x, channels, input, kernel, config } = self;
+    fn backward(self, dy: Float<B>, mut parents: Parents<'_, PARENTS>) {
+        let Self { weight, trained, bias: own_bias, x, channels, input, kernel, config } = self;
         let bias = 1 + x.len();
-        parents.give::<B>(bias, || {
-            // Parameters are f32, and so are their gradients' sums.
-            let db = B::channel_sums(dy.clone());
-            if dy.dtype() == DType::F32 { db } else { B::float_div_scalar(db, Scalar::Float(HALF_GRADIENTS.into())) }
-        });
+        parents.give::<B>(bias, || B::bias_grad(dy.clone(), own_bias.into()));
         if parents.wants(0) {
             let x = Parts(x.iter().map(|&x| parents.kept::<B>(x)).collect());
             parents.give::<B>(0, || {
-                let dw = B::conv_weight_grad(x, dy.clone(), kernel, config);
+                let dw = B::conv_weight_grad(x, dy.clone(), Maybe::Some(trained), kernel, config);
                 told::<B>(weight, &dw);
                 dw
             });
@@ -94,7 +93,7 @@ impl<B: KernelOps, C: CheckpointStrategy> KernelOps for Autodiff<B, C> {
         let bias = bias.into_option();
         let [x_in, weight_in] = [&x, &weight].map(|tensor| tensor.clone().into_primitive());
         let y = B::conv_forward(x_in, weight_in, bias.clone().map(|bias| bias.into_primitive()).into(), config);
-        Conv::in_the_graph::<B, C>(&[x], &weight, bias.as_ref(), config, y)
+        Conv::<B>::in_the_graph::<C>(&[x], &weight, bias.as_ref(), config, y)
     }
 
     fn conv_joined(mut x: Parts<Self>, weight: Float<Self>, config: ConvConfig) -> (Float<Self>, Option<Float<Self>>) {
@@ -104,7 +103,7 @@ impl<B: KernelOps, C: CheckpointStrategy> KernelOps for Autodiff<B, C> {
         }
         let parts = Parts(x.0.iter().map(|x| x.clone().into_primitive()).collect());
         let (y, moments) = B::conv_joined(parts, weight.clone().into_primitive(), config);
-        let y = Conv::in_the_graph::<B, C>(&x.0, &weight, None, config, y);
+        let y = Conv::<B>::in_the_graph::<C>(&x.0, &weight, None, config, y);
         (y, moments.map(Self::from_inner))
     }
 

@@ -104,7 +104,7 @@ impl KernelOps for Flex {
         Parts(if apart { dx } else { cut::<Self>(join::<Self>(dx), &channels) })
     }
 
-    fn conv_weight_grad(x: Parts<Self>, dy: FlexTensor, kernel @ [kh, kw]: [usize; 2], config: ConvConfig) -> FlexTensor {
+    fn conv_weight_grad(x: Parts<Self>, dy: FlexTensor, _: Maybe<Self>, kernel @ [kh, kw]: [usize; 2], config: ConvConfig) -> FlexTensor {
         let dims @ [_, ci, ..] = together(&x.0);
         let weight = [dy.shape()[1], ci, kh, kw];
         let Some((shape, precision)) = method(x.0.iter().chain([&dy]), dims, weight, &config) else {

@@ -49,6 +49,7 @@ pub mod update;
 use burn::backend::Dispatch;
 use burn::tensor::{Device, Tensor};
 
+pub use arena::cube_places::in_place;
 pub use arena::{Places, arena, arena_parts};
 pub use attention::attention;
 pub use buffers::{forget, next_batch};
@@ -146,7 +147,7 @@ pub fn conv2d_weight_grad(parts: Vec<Tensor<4>>, dy: Tensor<4>, kernel: [usize; 
     let weight = [dy.dims()[1], x[1] / config.groups.max(1), kernel[0], kernel[1]];
     shapes::expect("dy", dy.dims(), shapes::convolved(x, weight, &config));
     let parts = Parts(parts.into_iter().map(Tensor::into_dispatch).collect());
-    Tensor::from_dispatch(Dispatch::conv_weight_grad(parts, dy.into_dispatch(), kernel, config))
+    Tensor::from_dispatch(Dispatch::conv_weight_grad(parts, dy.into_dispatch(), Maybe::None, kernel, config))
 }
 
 /// What [`batch_norm_silu`] returns.

@@ -56,8 +56,15 @@ pub trait KernelOps: PlaneOps {
     }
 
     /// Gradient of the weight, f32: x, which is `x` side by side, correlated with dy, which in half precision is [`HALF_GRADIENTS`](crate::HALF_GRADIENTS) times too large.
-    /// `kernel` is the weight's (Kh, Kw).
-    fn conv_weight_grad(#[extension_type] x: Parts<Self>, dy: Float<Self>, kernel: [usize; 2], config: ConvConfig) -> Float<Self> {
+    /// `kernel` is the weight's (Kh, Kw); if the weight, `of`, lies in an [arena](mod@crate::arena), its gradient may have a place.
+    fn conv_weight_grad(
+        #[extension_type] x: Parts<Self>,
+        dy: Float<Self>,
+        #[extension_type] of: Maybe<Self>,
+        kernel: [usize; 2],
+        config: ConvConfig,
+    ) -> Float<Self> {
+        drop(of);
         portable::conv_weight_grad::<Self>(join::<Self>(x.0), dy, kernel, config)
     }
 

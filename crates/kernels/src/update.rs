@@ -1,4 +1,5 @@
-//! The arithmetic of an optimizer step, one pass over each [arena](mod@crate::arena) of parameters instead of one per operation and parameter.
+//! The arithmetic of an optimizer step, one pass over each [arena](mod@crate::arena) of parameters instead of one per operation and parameter: groups of
+//! parameters with rates of their own are ranges of it.
 //!
 //! The formulas and the order of their roundings are those of the operations in `portable.rs`, which are PyTorch's; on Flex a
 //! fused loop gives the same bits. Nothing is changed in place except what the caller gives away.
@@ -23,15 +24,25 @@ use crate::planes::Parts;
 use crate::shapes;
 
 pub use portable::{Adam, Segments, Sgd};
+use portable::{Moved, each_of};
+
+/// What is done to each range of an arena: where it ends, from the end of the one before on. The last ends with the arena.
+pub type Ranges<T> = Vec<(usize, T)>;
 
 /// Operations on flat tensors `[K]`, without gradient.
 #[backend_extension(Flex, Cube)]
 pub trait UpdateOps: Backend {
     /// New weight and buffer: `g += decay w; b = m b + g; w -= lr (g + m b)`.
-    fn sgd_step(weight: Float<Self>, grad: Float<Self>, buffer: Float<Self>, step: Sgd) -> (Float<Self>, Float<Self>);
+    fn sgd_step(weight: Float<Self>, grad: Float<Self>, buffer: Float<Self>, steps: Ranges<Sgd>) -> (Float<Self>, Float<Self>);
 
     /// New weight and moments: `w *= keep; g += decay w; m = β1 m + (1 - β1) g; v = β2 v + (1 - β2) g²; w -= rate m / (√v / root + ε)`.
-    fn adam_step(w: Float<Self>, g: Float<Self>, m: Float<Self>, v: Float<Self>, step: Adam) -> (Float<Self>, Float<Self>, Float<Self>);
+    fn adam_step(
+        w: Float<Self>,
+        g: Float<Self>,
+        m: Float<Self>,
+        v: Float<Self>,
+        steps: Ranges<Adam>,
+    ) -> (Float<Self>, Float<Self>, Float<Self>);
 
     /// `a old + b new`.
     fn blend(old: Float<Self>, new: Float<Self>, a: f64, b: f64) -> Float<Self>;
@@ -43,25 +54,33 @@ pub trait UpdateOps: Backend {
     fn clip_to_norm(x: Float<Self>, squares: Float<Self>, most: f64) -> Float<Self>;
 }
 
+/// Panics unless they rise to `len`.
+fn check_ranges<T>(ranges: &[(usize, T)], len: usize) {
+    shapes::expect("the end of the last range", [ranges.last().map_or(0, |range| range.0)], [len]);
+    assert!(ranges.is_sorted_by_key(|range| range.0), "ranges that do not follow each other");
+}
+
 /// New weight and momentum buffer, all `[K]` and without gradient. See [`UpdateOps::sgd_step`]; no buffer yet counts as zeros.
-pub fn sgd_step(weight: Tensor<1>, grad: Tensor<1>, buffer: Option<Tensor<1>>, step: Sgd) -> (Tensor<1>, Tensor<1>) {
+pub fn sgd_step(weight: Tensor<1>, grad: Tensor<1>, buffer: Option<Tensor<1>>, steps: Ranges<Sgd>) -> (Tensor<1>, Tensor<1>) {
+    check_ranges(&steps, weight.dims()[0]);
     shapes::expect("the gradient", grad.dims(), weight.dims());
     let buffer = buffer.unwrap_or_else(|| weight.zeros_like());
     shapes::expect("the buffer", buffer.dims(), weight.dims());
-    let (weight, buffer) = Dispatch::sgd_step(weight.into_dispatch(), grad.into_dispatch(), buffer.into_dispatch(), step);
+    let (weight, buffer) = Dispatch::sgd_step(weight.into_dispatch(), grad.into_dispatch(), buffer.into_dispatch(), steps);
     (Tensor::from_dispatch(weight), Tensor::from_dispatch(buffer))
 }
 
 /// New weight and moments of weight, gradient and moments, all `[K]` and without gradient. See [`UpdateOps::adam_step`]; no moments yet count as zeros.
-pub fn adam_step(w: Tensor<1>, g: Tensor<1>, m: Option<Tensor<1>>, v: Option<Tensor<1>>, step: Adam) -> (Tensor<1>, Tensor<1>, Tensor<1>) {
+pub fn adam_step(w: Tensor<1>, g: Tensor<1>, m: Option<Tensor<1>>, v: Option<Tensor<1>>, steps: Ranges<Adam>) -> [Tensor<1>; 3] {
+    check_ranges(&steps, w.dims()[0]);
     shapes::expect("the gradient", g.dims(), w.dims());
     let [m, v] = [m, v].map(|moment| {
         let moment = moment.unwrap_or_else(|| w.zeros_like());
         shapes::expect("a moment", moment.dims(), w.dims());
         moment.into_dispatch()
     });
-    let (w, m, v) = Dispatch::adam_step(w.into_dispatch(), g.into_dispatch(), m, v, step);
-    (Tensor::from_dispatch(w), Tensor::from_dispatch(m), Tensor::from_dispatch(v))
+    let (w, m, v) = Dispatch::adam_step(w.into_dispatch(), g.into_dispatch(), m, v, steps);
+    [w, m, v].map(Tensor::from_dispatch)
 }
 
 /// `a old + b new`, `[K]`, without gradient; in old's memory if nobody else holds it.
@@ -89,42 +108,46 @@ pub fn clip_to_norm(x: Tensor<1>, squares: Tensor<1>, most: f64) -> Tensor<1> {
 }
 
 impl UpdateOps for Flex {
-    fn sgd_step(weight: FlexTensor, grad: FlexTensor, buffer: FlexTensor, step: Sgd) -> (FlexTensor, FlexTensor) {
-        let true = all_f32([&weight, &grad, &buffer]) else { return portable::sgd_step::<Self>(weight, grad, buffer, step) };
+    fn sgd_step(weight: FlexTensor, grad: FlexTensor, buffer: FlexTensor, steps: Ranges<Sgd>) -> (FlexTensor, FlexTensor) {
+        let true = all_f32([&weight, &grad, &buffer]) else { return portable::sgd_step::<Self>(weight, grad, buffer, &steps) };
         let [mut weight, mut buffer] = [weight, buffer].map(|t| owned(contiguous(t)));
         let grad = contiguous(grad);
-        let (lr, momentum, decay) = (step.lr as f32, step.momentum as f32, step.decay as f32);
-        let chunks = weight.par_chunks_mut(TASK).zip(buffer.par_chunks_mut(TASK)).zip(values(&grad).par_chunks(TASK));
-        chunks.for_each(|((weight, buffer), grad)| {
-            for ((w, b), &g) in weight.iter_mut().zip(buffer).zip(grad) {
-                let g = g + *w * decay;
-                *b = *b * momentum + g;
-                *w -= (g + *b * momentum) * lr;
-            }
-        });
+        for (range, step) in each_of(&steps) {
+            let (lr, momentum, decay) = (step.lr as f32, step.momentum as f32, step.decay as f32);
+            let moved = weight[range.clone()].par_chunks_mut(TASK).zip(buffer[range.clone()].par_chunks_mut(TASK));
+            moved.zip(values(&grad)[range].par_chunks(TASK)).for_each(|((weight, buffer), grad)| {
+                for ((w, b), &g) in weight.iter_mut().zip(buffer).zip(grad) {
+                    let g = g + *w * decay;
+                    *b = *b * momentum + g;
+                    *w -= (g + *b * momentum) * lr;
+                }
+            });
+        }
         let len = weight.len();
         (tensor(weight, [len]), tensor(buffer, [len]))
     }
 
-    fn adam_step(w: FlexTensor, g: FlexTensor, m: FlexTensor, v: FlexTensor, step: Adam) -> (FlexTensor, FlexTensor, FlexTensor) {
-        let true = all_f32([&w, &g, &m, &v]) else { return portable::adam_step::<Self>(w, g, m, v, step) };
+    fn adam_step(w: FlexTensor, g: FlexTensor, m: FlexTensor, v: FlexTensor, steps: Ranges<Adam>) -> Moved<Self> {
+        let true = all_f32([&w, &g, &m, &v]) else { return portable::adam_step::<Self>(w, g, m, v, &steps) };
         let [mut weight, mut first, mut second] = [w, m, v].map(|t| owned(contiguous(t)));
         let grad = contiguous(g);
-        let (rate, root, epsilon) = (step.rate as f32, step.root as f32, step.epsilon as f32);
-        let (beta1, rest1) = (step.beta1 as f32, (1.0 - step.beta1) as f32);
-        let (beta2, rest2) = (step.beta2 as f32, (1.0 - step.beta2) as f32);
-        let (decay, keep) = (step.decay as f32, step.keep as f32);
-        let moments = first.par_chunks_mut(TASK).zip(second.par_chunks_mut(TASK));
-        let chunks = weight.par_chunks_mut(TASK).zip(moments).zip(values(&grad).par_chunks(TASK));
-        chunks.for_each(|((weight, (first, second)), grad)| {
-            for (((w, m), v), &g) in weight.iter_mut().zip(first).zip(second).zip(grad) {
-                let kept = *w * keep;
-                let g = g + kept * decay;
-                *m = *m * beta1 + g * rest1;
-                *v = *v * beta2 + g * g * rest2;
-                *w = kept - *m / (v.sqrt() / root + epsilon) * rate;
-            }
-        });
+        for (range, step) in each_of(&steps) {
+            let (rate, root, epsilon) = (step.rate as f32, step.root as f32, step.epsilon as f32);
+            let (beta1, rest1) = (step.beta1 as f32, (1.0 - step.beta1) as f32);
+            let (beta2, rest2) = (step.beta2 as f32, (1.0 - step.beta2) as f32);
+            let (decay, keep) = (step.decay as f32, step.keep as f32);
+            let moments = first[range.clone()].par_chunks_mut(TASK).zip(second[range.clone()].par_chunks_mut(TASK));
+            let chunks = weight[range.clone()].par_chunks_mut(TASK).zip(moments).zip(values(&grad)[range].par_chunks(TASK));
+            chunks.for_each(|((weight, (first, second)), grad)| {
+                for (((w, m), v), &g) in weight.iter_mut().zip(first).zip(second).zip(grad) {
+                    let kept = *w * keep;
+                    let g = g + kept * decay;
+                    *m = *m * beta1 + g * rest1;
+                    *v = *v * beta2 + g * g * rest2;
+                    *w = kept - *m / (v.sqrt() / root + epsilon) * rate;
+                }
+            });
+        }
         let len = weight.len();
         (tensor(weight, [len]), tensor(first, [len]), tensor(second, [len]))
     }

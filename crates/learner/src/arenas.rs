@@ -1,7 +1,7 @@
-//! The Learner's tensors in [arenas](mod@bellows_kernels::arena): what an update does, it does to all parameters of a group at once.
+//! The Learner's tensors in [arenas](mod@bellows_kernels::arena): what an update does, it does to all parameters at once.
 //!
-//! Tensors of one parameter group and number format share an arena, or a few where they are large, as do those without a group. Weights,
-//! gradients, moments and averages lie in the same places. A task and a checkpoint know nothing of it: to them every tensor has its name.
+//! Trained tensors of one number format share an arena, or a few where they are large, in the order of their groups: a group is a range of it. So do those without
+//! a group. Weights, gradients, moments and averages lie in the same places. A task and a checkpoint know nothing of it: to them every tensor has its name.
 
 use std::ops::Range;
 
@@ -13,18 +13,18 @@ use crate::entry::Entry;
 /// Entries that share an arena.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Piece {
-    /// Their indices, rising.
+    /// Their indices.
     pub(crate) entries: Vec<usize>,
-    /// Their parameter group.
-    pub(crate) group: Option<usize>,
-    places: Places,
+    /// Where each parameter group ends, from the end of the one before on, and which it is, or one that is the same; none where nothing is trained.
+    pub(crate) groups: Vec<(usize, usize)>,
+    pub(crate) places: Places,
 }
 
-/// The arenas of a list of tensors, each of one parameter group and number format; `None` where none of its tensors has a value.
+/// The arenas of a list of tensors, each of one number format, and trained or not; `None` where none of its tensors has a value.
 pub type Arenas = Vec<Option<Tensor<1>>>;
 
-/// What entries of an arena have in common: their group and number format.
-type Kind = (Option<usize>, DType);
+/// What entries of an arena have in common: whether they are trained, and their number format.
+type Kind = (bool, DType);
 
 /// Values of several tensors in an arena at most: an arena is a buffer, and wgpu binds none of 2 GiB, which in f32 are twice as many.
 const MOST: usize = 1 << 28;
@@ -34,11 +34,15 @@ const MOST: usize = 1 << 28;
 pub(crate) struct Pieces(pub(crate) Vec<Piece>);
 
 impl Pieces {
-    /// As few as there are groups and number formats, and more only where values are too many for one.
-    pub(crate) fn together(entries: &[Entry]) -> Self {
+    /// As few as there are number formats of what is trained and of what is not, and more only where values are too many for one. `first` tells of a group the first
+    /// one that is the same.
+    pub(crate) fn together(entries: &[Entry], first: impl Fn(usize) -> usize) -> Self {
         let mut pieces = Vec::<(Kind, usize, Vec<usize>)>::new();
-        for (i, entry) in entries.iter().enumerate() {
-            let (kind, numel) = ((entry.group, entry.dtype), entry.numel());
+        let mut sorted: Vec<usize> = (0..entries.len()).collect();
+        sorted.sort_by_key(|&i| entries[i].group.map(&first));
+        for i in sorted {
+            let entry = &entries[i];
+            let (kind, numel) = ((entry.group.is_some(), entry.dtype), entry.numel());
             match pieces.iter_mut().find(|(k, values, _)| *k == kind && *values + numel <= MOST) {
                 Some((_, values, members)) => {
                     *values += numel;
@@ -47,12 +51,12 @@ impl Pieces {
                 None => pieces.push((kind, numel, vec![i])),
             }
         }
-        Self(pieces.into_iter().map(|((group, _), _, members)| Piece::new(members, group, entries)).collect())
+        Self(pieces.into_iter().map(|(_, _, members)| Piece::new(members, entries, &first)).collect())
     }
 
     /// Every tensor by itself: for a rule that asks for its shape.
     pub(crate) fn apart(entries: &[Entry]) -> Self {
-        Self(entries.iter().enumerate().map(|(i, entry)| Piece::new(vec![i], entry.group, entries)).collect())
+        Self((0..entries.len()).map(|i| Piece::new(vec![i], entries, |group| group)).collect())
     }
 
     /// The values of each.
@@ -94,8 +98,18 @@ impl Pieces {
 }
 
 impl Piece {
-    fn new(members: Vec<usize>, group: Option<usize>, entries: &[Entry]) -> Self {
-        Self { places: Places::of(members.iter().map(|&i| entries[i].numel())), entries: members, group }
+    fn new(members: Vec<usize>, entries: &[Entry], first: impl Fn(usize) -> usize) -> Self {
+        let places = Places::of(members.iter().map(|&i| entries[i].numel()));
+        let mut groups: Vec<(usize, usize)> = Vec::new();
+        let ends = places.all.iter().skip(1).map(|place| place.0).chain([places.len()]);
+        for (end, &i) in ends.zip(&members) {
+            match (entries[i].group.map(&first), groups.last_mut()) {
+                (Some(group), Some(last)) if last.1 == group => last.0 = end,
+                (Some(group), _) => groups.push((end, group)),
+                (None, _) => {}
+            }
+        }
+        Self { places, groups, entries: members }
     }
 
     /// Its entries, and where each lies in its arena.
@@ -143,10 +157,25 @@ mod tests {
         let members = |lengths: &[usize]| {
             let entry = |&len: &usize| Entry { name: "w".into(), shape: vec![len], group: Some(0), dtype: DType::F32 };
             let entries: Vec<Entry> = lengths.iter().map(entry).collect();
-            Pieces::together(&entries).0.into_iter().map(|piece| piece.entries).collect::<Vec<_>>()
+            Pieces::together(&entries, |group| group).0.into_iter().map(|piece| piece.entries).collect::<Vec<_>>()
         };
         assert_eq!(members(&[100, 200]), [vec![0, 1]]);
         assert_eq!(members(&[200_000_000, 200_000_000, 100]), [vec![0, 2], vec![1]]);
         assert_eq!(members(&[100, MOST + 1, 200]), [vec![0, 2], vec![1]], "one that is larger is alone");
+    }
+
+    #[test]
+    fn groups_are_ranges_of_an_arena() {
+        let groups = [Some(2), None, Some(0), Some(1), Some(2), Some(0)];
+        let entry = |group: Option<usize>| Entry { name: "w".into(), shape: vec![100], group, dtype: DType::F32 };
+        let entries: Vec<Entry> = groups.into_iter().map(entry).collect();
+        let of = |first: fn(usize) -> usize| {
+            let pieces = Pieces::together(&entries, first).0;
+            pieces.into_iter().map(|piece| (piece.entries, piece.groups)).collect::<Vec<_>>()
+        };
+        let kept = (vec![1], vec![]);
+        assert_eq!(of(|group| group), [kept.clone(), (vec![2, 5, 3, 0, 4], vec![(256, 0), (384, 1), (612, 2)])]);
+        // The second is as the first.
+        assert_eq!(of(|group| if group == 1 { 0 } else { group }), [kept, (vec![2, 3, 5, 0, 4], vec![(384, 0), (612, 2)])]);
     }
 }

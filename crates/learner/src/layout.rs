@@ -7,11 +7,11 @@
 
 use std::collections::HashMap;
 
-use bellows_kernels::{Leaves, leaf, tell};
+use bellows_kernels::{Leaves, in_place, leaf, tell};
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Gradients, Tensor};
 
-use crate::arenas::{Arenas, Pieces};
+use crate::arenas::{Arenas, Piece, Pieces};
 use crate::entry::Entry;
 use crate::error::LearnError;
 
@@ -135,7 +135,7 @@ impl Layout {
         }
         let mut names = Names { path: Path::default(), layout: Self::from_entries(Vec::new()), role_of };
         model.visit(&mut names);
-        let pieces = Pieces::together(&names.layout.entries);
+        let pieces = Pieces::together(&names.layout.entries, |group| group);
         Self { pieces, ..names.layout }
     }
 
@@ -165,6 +165,11 @@ impl Layout {
         ids.twice
     }
 
+    /// The same where groups that are alike, of which `first` tells the first one, are one range of an arena.
+    pub(crate) fn together(self, first: impl Fn(usize) -> usize) -> Self {
+        Self { pieces: Pieces::together(&self.entries, first), ..self }
+    }
+
     /// The same with every tensor in an arena of its own.
     pub(crate) fn apart(self) -> Self {
         Self { pieces: Pieces::apart(&self.entries), ..self }
@@ -172,7 +177,7 @@ impl Layout {
 
     /// A layout of these tensors and no others.
     pub fn from_entries(entries: Vec<Entry>) -> Self {
-        Self { present: vec![true; entries.len()], pieces: Pieces::together(&entries), entries }
+        Self { present: vec![true; entries.len()], pieces: Pieces::together(&entries, |group| group), entries }
     }
 
     /// The values of a module without autodiff, flattened, in order.
@@ -211,6 +216,13 @@ impl Layout {
     /// The same in arenas.
     pub(crate) fn gathered<M: Module>(&self, model: &M) -> Arenas {
         self.gather(self.values(model).into_iter().map(Some).collect())
+    }
+
+    /// Does `work`, a pass over `model`: what it makes of tensors that lie in arenas has a [place](in_place) in new ones.
+    pub fn in_place<M: Module, R>(&self, model: &M, work: impl FnOnce() -> R) -> R {
+        let values = self.values(&model.valid());
+        let arena = |piece: &'_ Piece| piece.entries.iter().map(|&i| values[i].clone()).collect();
+        in_place(self.pieces.0.iter().map(|piece| (arena(piece), &piece.places)).collect(), work)
     }
 
     /// The entries of parameters that have a group, by what the graph calls them: of the processor's alone.

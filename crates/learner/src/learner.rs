@@ -89,7 +89,8 @@ impl<T: Task> Learner<T> {
         config.validate()?;
         let device = device.clone().autodiff();
         let model = if model.devices().iter().all(Device::is_autodiff) { model } else { model.train() };
-        let layout = config.optimizer.arrange(Layout::of(&model, |name| task.role_of(name)));
+        let groups = task.groups();
+        let layout = config.optimizer.arrange(Layout::of(&model, |name| task.role_of(name)), &groups);
         check_task(&task, &model, &layout)?;
         let own = config.optimizer.constants();
         let constants = Constants { beta2: config.beta2.unwrap_or(own.beta2), eps: config.eps };
@@ -101,7 +102,6 @@ impl<T: Task> Learner<T> {
             model,
         };
         let journal = Journal::open_with(store, dir)?;
-        let groups = task.groups();
         let settings = Settings { config, device, layout, groups, identity };
         let (watchers, clock, ranks) = (Watchers::none(), Clock::start(), Ranks::default());
         let run = Run { state, journal, watchers, settings, clock, begun: false, ranks };

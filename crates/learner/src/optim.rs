@@ -44,9 +44,13 @@ pub enum OptimizerKind {
 }
 
 impl OptimizerKind {
-    /// The layout with tensors together as this rule can take them: Adafactor asks for the shape of each.
-    pub fn arrange(self, layout: Layout) -> Layout {
-        if self == Self::Adafactor { layout.apart() } else { layout }
+    /// The layout with tensors of these groups together as this rule can take them: Adafactor asks for the shape of each.
+    pub fn arrange(self, layout: Layout, groups: &[Group]) -> Layout {
+        if self == Self::Adafactor {
+            return layout.apart();
+        }
+        // So that neighbours in the model are neighbours in memory, as the two factors of an adapter are.
+        layout.together(|group| groups.iter().position(|other| groups.get(group) == Some(other)).unwrap_or(group))
     }
 
     /// Shapes of a parameter's two buffers, given its own.
@@ -128,19 +132,20 @@ impl Optimizer {
         let Constants { beta2, eps } = self.constants;
         let learns = |entry: usize| grads.seen[entry];
         for (i, (piece, grad)) in layout.pieces.0.iter().zip(grads.sums).enumerate() {
-            let (Some(grad), Some(group), Some(weight)) = (grad, piece.group, weights[i].clone()) else { continue };
-            let (lr, decay) = (hyper.lr[group], groups[group].weight_decay);
+            let (Some(grad), Some(weight)) = (grad, weights[i].clone()) else { continue };
             let (first, second) = (self.first[i].clone(), self.second[i].clone());
-            let rule = Update { lr, beta1: hyper.momentum, beta2, eps, decay, number: update };
+            let of_group = |group: usize| (hyper.lr[group], groups[group].weight_decay);
             let (weight, first, second) = match self.kind {
                 OptimizerKind::Sgd => {
-                    let (weight, buffer) = sgd_step(weight, grad, first, Sgd { lr, momentum: hyper.momentum, decay });
+                    let step = |(lr, decay)| Sgd { lr, momentum: hyper.momentum, decay };
+                    let steps = piece.groups.iter().map(|&(end, group)| (end, step(of_group(group)))).collect();
+                    let (weight, buffer) = sgd_step(weight, grad, first, steps);
                     (weight, Some(buffer), None)
                 }
                 OptimizerKind::Adam | OptimizerKind::AdamW => {
                     let t = update as f64;
                     let (beta1, decoupled) = (hyper.momentum, self.kind == OptimizerKind::AdamW);
-                    let step = Adam {
+                    let step = |(lr, decay)| Adam {
                         rate: lr / (1.0 - beta1.powf(t)),
                         beta1,
                         beta2,
@@ -149,21 +154,15 @@ impl Optimizer {
                         decay: if decoupled { 0.0 } else { decay },
                         keep: if decoupled { 1.0 - lr * decay } else { 1.0 },
                     };
-                    let (weight, first, second) = adam_step(weight, grad, first, second, step);
+                    let steps = piece.groups.iter().map(|&(end, group)| (end, step(of_group(group)))).collect();
+                    let [weight, first, second] = adam_step(weight, grad, first, second, steps);
                     (weight, Some(first), Some(second))
                 }
-                OptimizerKind::NAdam => stepped(rule.nadam(weight, grad, [first, second])),
-                OptimizerKind::RAdam => stepped(rule.radam(weight, grad, [first, second])),
-                OptimizerKind::Adamax => stepped(rule.adamax(weight, grad, [first, second])),
-                OptimizerKind::RmsProp => stepped(rule.rmsprop(weight, grad, [first, second])),
-                OptimizerKind::Adafactor => {
-                    adafactor_step(weight, grad, (first, second), &layout.entries[piece.entries[0]].shape, update, lr, decay)
-                }
-                OptimizerKind::Lion => {
-                    let rule = LionConfig::new().with_beta_1(hyper.momentum as f32).with_beta_2(beta2 as f32);
-                    let (weight, state) = rule.with_weight_decay(decay as f32).build().step(lr, weight, grad, first.map(LionState::new));
-                    (weight, state.map(|s| s.momentum), None)
-                }
+                _ => by_groups(&piece.groups, [weight, grad], [first, second], |group, values, moments| {
+                    let (lr, decay) = of_group(group);
+                    let rule = Update { lr, beta1: hyper.momentum, beta2, eps, decay, number: update };
+                    self.rarer(rule, values, moments, &layout.entries[piece.entries[0]].shape)
+                }),
             };
             // A parameter without gradient stays as it is, and so do its moments.
             let choose = |old: &Option<Tensor<1>>, new: Tensor<1>| piece.choose(old.clone(), new, learns);
@@ -173,6 +172,50 @@ impl Optimizer {
         }
         (updated, next)
     }
+}
+
+impl Optimizer {
+    /// A step of the rules that are made of Burn's operations, for parameters of one group; Adafactor's for one of this shape.
+    fn rarer(&self, rule: Update, [weight, grad]: [Tensor<1>; 2], [first, second]: [Option<Tensor<1>>; 2], shape: &[usize]) -> Stepped {
+        match self.kind {
+            OptimizerKind::Sgd | OptimizerKind::Adam | OptimizerKind::AdamW => unreachable!("rules with kernels of their own"),
+            OptimizerKind::NAdam => stepped(rule.nadam(weight, grad, [first, second])),
+            OptimizerKind::RAdam => stepped(rule.radam(weight, grad, [first, second])),
+            OptimizerKind::Adamax => stepped(rule.adamax(weight, grad, [first, second])),
+            OptimizerKind::RmsProp => stepped(rule.rmsprop(weight, grad, [first, second])),
+            OptimizerKind::Adafactor => adafactor_step(weight, grad, (first, second), shape, rule.number, rule.lr, rule.decay),
+            OptimizerKind::Lion => {
+                let lion = LionConfig::new().with_beta_1(rule.beta1 as f32).with_beta_2(rule.beta2 as f32);
+                let lion = lion.with_weight_decay(rule.decay as f32).build();
+                let (weight, state) = lion.step(rule.lr, weight, grad, first.map(LionState::new));
+                (weight, state.map(|s| s.momentum), None)
+            }
+        }
+    }
+}
+
+/// What `step` makes of the range of each group, one behind the other.
+fn by_groups(
+    groups: &[(usize, usize)],
+    [weight, grad]: [Tensor<1>; 2],
+    moments: [Option<Tensor<1>>; 2],
+    step: impl Fn(usize, [Tensor<1>; 2], [Option<Tensor<1>>; 2]) -> Stepped,
+) -> Stepped {
+    if let [(_, group)] = groups {
+        return step(*group, [weight, grad], moments);
+    }
+    let mut start = 0;
+    let of_group = |&(end, group): &(usize, usize)| {
+        let range = std::mem::replace(&mut start, end)..end;
+        let part = |tensor: &Tensor<1>| tensor.clone().slice(range.clone());
+        step(group, [part(&weight), part(&grad)], moments.each_ref().map(|moment| moment.as_ref().map(part)))
+    };
+    let parts: Vec<Stepped> = groups.iter().map(of_group).collect();
+    let moment = |of: fn(&Stepped) -> Option<Tensor<1>>| {
+        let parts: Option<Vec<Tensor<1>>> = parts.iter().map(of).collect();
+        parts.map(|parts| Tensor::cat(parts, 0))
+    };
+    (Tensor::cat(parts.iter().map(|part| part.0.clone()).collect(), 0), moment(|part| part.1.clone()), moment(|part| part.2.clone()))
 }
 
 type Stepped = (Tensor<1>, Option<Tensor<1>>, Option<Tensor<1>>);

@@ -42,7 +42,7 @@ impl Buckets {
         let mut places = vec![None; layout.entries.len()];
         let mut len = 0;
         for (piece, numbers) in layout.pieces.0.iter().zip(layout.pieces.lengths()) {
-            for (entry, place) in piece.ranges().filter(|_| piece.group.is_some()) {
+            for (entry, place) in piece.ranges().filter(|_| !piece.groups.is_empty()) {
                 places[entry] = Some(len + place.start..len + place.end);
             }
             len += numbers;

@@ -100,8 +100,11 @@ fn gradients<T: Task>(
     let StepContext { task, layout, device, .. } = context;
     let (mut grads, mut outputs) = (GradBuffer::default(), Vec::new());
     for part in parts {
-        let (output, made) = task.gradients(model, part, draw, device, layout, watch);
-        grads.add(GradBuffer::of(layout, made));
+        let (output, made) = layout.in_place(model, || {
+            let (output, made) = task.gradients(model, part, draw, device, layout, watch);
+            (output, GradBuffer::of(layout, made))
+        });
+        grads.add(made);
         outputs.push(output);
     }
     watch.lap(Stage::Backward);
@@ -116,29 +119,27 @@ fn gradients<T: Task>(
 
 /// An update that has been computed and not yet been made: whether it may be is known when its sums have been read.
 struct Proposal {
-    updated: Arenas,
     optimizer: Optimizer,
-    /// All values, running statistics too: the EMA follows them.
+    /// All values after it, running statistics too: the EMA follows them.
     after: Arenas,
     /// Σ g² before clipping, and Σ of the squares of all values after the update.
     sums: [Tensor<1>; 2],
 }
 
 impl Proposal {
-    /// An update of `model` by the gradients of a window; `squares` is their Σ g² if it is known. `None` if there is nothing to update.
+    /// An update of `model` by the gradients of a window. `None` if there is nothing to update.
     fn new<T: Task>(
         context: &StepContext<'_, T>,
         state: &RunState<T::Model>,
         model: &T::Model,
         hyper: &Hyper,
         (mut grads, count): (GradBuffer, u64),
-        squares: Option<Tensor<1>>,
     ) -> Option<Self> {
         let StepContext { task, layout, groups, max_grad_norm, .. } = context;
         if task.per_count() {
             grads.divide(count.max(1));
         }
-        let squares = squares.or_else(|| grads.squares(layout))?;
+        let squares = grads.squares(layout)?;
         if *max_grad_norm > 0.0 {
             grads.clip(&squares, *max_grad_norm);
         }
@@ -150,7 +151,7 @@ impl Proposal {
         // BatchNorm statistics are part of what the EMA sees, so they are part of what is checked.
         let after: Arenas = weights.into_iter().zip(&updated).map(|(old, new)| new.clone().or(old)).collect();
         let check = layout.pieces.squares(&after, |_| true)?;
-        Some(Self { updated, optimizer, after, sums: [squares, check] })
+        Some(Self { optimizer, after, sums: [squares, check] })
     }
 
     /// What is not finite, by the values of the sums.
@@ -183,7 +184,7 @@ fn prepare<T: Task>(
     hyper: &Hyper,
     times: StepTimes,
 ) -> Result<Prepared<T::Output>, LearnError> {
-    let StepContext { task, layout, device, .. } = context;
+    let StepContext { layout, device, .. } = context;
     let Made { grads, outputs, weights, samples, units } = made;
     let (mut batch, met) = match met {
         Some((met, sums)) => (sums.on_device(layout, device), Some(met)),
@@ -191,15 +192,14 @@ fn prepare<T: Task>(
     };
     let count = met.as_ref().map_or_else(|| outputs.iter().map(|output| output.count).sum(), |met| met.count);
     let due = state.counters.pending + 1 >= hyper.accumulate;
-    let squares = batch.squares(layout);
+    // The gradient of a window of one batch is looked at by its update.
+    let squares = if due && state.grads.is_empty() { None } else { batch.squares(layout) };
     let window = (state.grads.clone(), state.counters.pending_count);
     let mut proposal = match due {
         true => {
-            // A window of one batch has its sum.
-            let known = squares.clone().filter(|_| window.0.is_empty() && !task.per_count());
             let mut sum = window.0.clone();
             sum.add(std::mem::take(&mut batch));
-            Proposal::new(context, state, &state.model.valid(), hyper, (sum, window.1 + count as u64), known)
+            Proposal::new(context, state, &state.model.valid(), hyper, (sum, window.1 + count as u64))
         }
         false => None,
     };
@@ -208,11 +208,12 @@ fn prepare<T: Task>(
     let moved = if due || met.is_some() { None } else { statistics(layout, &state.model) };
     let of_outputs = outputs.iter().flat_map(|output| [output.loss.clone(), output.items.clone()]);
     let of_update = proposal.iter().flat_map(|proposal| proposal.sums.clone());
-    let sums = [&squares, &moved].map(Option::is_some);
+    let asked = [&squares, &moved].map(Option::is_some);
     let mut values = read(of_outputs.chain(squares).chain(moved).chain(of_update).collect())?.into_iter();
     let of_parts: Vec<Vec<f32>> = values.by_ref().take(2 * outputs.len()).collect();
-    let [gradients, statistics] = sums.map(|asked| !asked || values.next().is_some_and(|sum| sum[0].is_finite()));
+    let [gradients, statistics] = asked.map(|asked| !asked || values.next().is_some_and(|sum| sum[0].is_finite()));
     let mut sums: Vec<Vec<f32>> = values.collect();
+    let gradients = gradients && (asked[0] || sums.first().is_none_or(|squares| squares[0].is_finite()));
 
     let items = weights.into_iter().zip(of_parts.chunks_exact(2).map(|part| as_f64(&part[1])));
     let own = Met { items: items.collect(), count, samples, units, loss: all_finite(&of_parts), statistics };
@@ -225,7 +226,7 @@ fn prepare<T: Task>(
     if skipped.is_some() {
         state.model = before.clone().train();
         // The update, if one is due, is that of the batches before.
-        proposal = if due { Proposal::new(context, state, before, hyper, window, None) } else { None };
+        proposal = if due { Proposal::new(context, state, before, hyper, window) } else { None };
         sums = match &proposal {
             Some(proposal) => read(proposal.sums.to_vec())?,
             None => Vec::new(),
@@ -247,7 +248,7 @@ fn prepare<T: Task>(
         (report.skipped, report.lost_update) = (Some(wrong), true);
         return Ok(Prepared { report, update: None });
     }
-    state.model = layout.assign(std::mem::replace(&mut state.model, before.clone()), layout.scatter(&proposal.updated));
+    state.model = layout.assign(std::mem::replace(&mut state.model, before.clone()), layout.scatter(&proposal.after));
     Ok(Prepared { report, update: Some((proposal, sums[0][0])) })
 }
 

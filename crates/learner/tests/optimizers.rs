@@ -38,16 +38,18 @@ fn golden() -> Golden {
 /// Ten updates under weight decay and a falling rate, compared one by one.
 fn expect_updates(golden: &Golden, kind: OptimizerKind, momentum: f64, expected: &[Values]) {
     let device = Device::flex();
-    let entry = |(i, shape): (usize, &Vec<usize>)| Entry { name: format!("w{i}"), shape: shape.clone(), group: Some(0), dtype: DType::F32 };
-    let layout = kind.arrange(Layout::from_entries(golden.shapes.iter().enumerate().map(entry).collect()));
-    let groups = [Group { lr_scale: 1.0, weight_decay: golden.weight_decay, bias: false }];
+    let entry =
+        |(i, shape): (usize, &Vec<usize>)| Entry { name: format!("w{i}"), shape: shape.clone(), group: Some(i % 2), dtype: DType::F32 };
+    // Two groups, which are not the same, so that each is a range.
+    let groups = [false, true].map(|bias| Group { lr_scale: 1.0, weight_decay: golden.weight_decay, bias });
+    let layout = kind.arrange(Layout::from_entries(golden.shapes.iter().enumerate().map(entry).collect()), &groups);
     let up = |values: &[Vec<f32>]| {
         values.iter().map(|v| Some(Tensor::<1>::from_data(TensorData::new(v.clone(), [v.len()]), &device))).collect::<Vec<_>>()
     };
     assert_eq!(expected.len(), golden.grads.len());
     let (mut weights, mut optimizer) = (layout.gather(up(&golden.start)), Optimizer::new(kind, kind.constants(), &layout));
     for (step, (grads, &lr)) in golden.grads.iter().zip(&golden.rates).enumerate() {
-        let hyper = Hyper { lr: vec![lr], momentum, accumulate: 1 };
+        let hyper = Hyper { lr: vec![lr; 2], momentum, accumulate: 1 };
         (weights, optimizer) = optimizer.step(&layout, &groups, &hyper, step as u64 + 1, &weights, GradBuffer::of(&layout, up(grads)));
         for (ours, theirs) in layout.scatter(&weights).into_iter().flatten().zip(&expected[step]) {
             let ours = ours.try_to_vec_as::<f32>().unwrap();
@@ -106,8 +108,8 @@ fn the_size_of_a_checkpoint_is_known_before_there_are_moments() {
 fn adafactors_bits_do_not_hang_on_threads() {
     const SHAPE: [usize; 2] = [2048, 2064];
     let entry = Entry { name: "w".into(), shape: SHAPE.to_vec(), group: Some(0), dtype: DType::F32 };
-    let layout = OptimizerKind::Adafactor.arrange(Layout::from_entries(vec![entry]));
     let groups = [Group { lr_scale: 1.0, weight_decay: 0.05, bias: false }];
+    let layout = OptimizerKind::Adafactor.arrange(Layout::from_entries(vec![entry]), &groups);
     let hyper = Hyper { lr: vec![0.02], momentum: 0.9, accumulate: 1 };
     let numbers: Vec<f32> =
         (0..(SHAPE[0] * SHAPE[1]) as u32).map(|i| ((i.wrapping_mul(2_654_435_761) >> 8) as f32 * 1e-7 - 0.8).powi(3)).collect();

@@ -129,7 +129,7 @@ fn by_our_products(variable: &str, script: &str, tests: &[&str]) {
     by_a_child("vulkan", tests, &[("VK_DRIVER_FILES", icd)]);
 }
 
-/// What one more layer adds to a step, forward and backward, beside a base in f32, in bf16s two to a word, in int8 and in NF4. Says nothing on the processor,
+/// What one more layer adds to a step, forward and backward and with its gradients in an arena for the update, beside a base in f32, in bf16s two to a word, in int8 and in NF4. Says nothing on the processor,
 /// where nothing is launched.
 #[test]
 fn a_layer_is_few_launches() {
@@ -157,7 +157,12 @@ fn a_layer_is_few_launches() {
             let base = load(CausalLm::new(&config, &device()), dtype, packed, |name| Ok(of_first(name))).unwrap();
             assert!(base.linears().all(|(_, linear)| matches!(linear.weight, Weight::Blocks(_)) == packed));
             let model = lora.apply(base, 0).unwrap().train();
-            let step = || gradients(&model, &batch, Options { checkpointing, ..Options::default() }, &mut Stopwatch::start(None));
+            let layout = Layout::of(&model, |name| if name.contains(".lora.") { Role::Trained(0) } else { Role::Fixed });
+            // As an update leaves it.
+            let values = layout.gather(layout.values(&model.valid()).into_iter().map(Some).collect());
+            let model = layout.assign(model, layout.scatter(&values));
+            let pass = || gradients(&model, &batch, Options { checkpointing, ..Options::default() }, &mut Stopwatch::start(None));
+            let step = || layout.in_place(&model, || layout.gather(layout.arrange(&model, pass().1)));
             // What a device is asked once is asked in the first.
             drop(step());
             launches(|| device().sync().map(|()| step())).1
@@ -468,7 +473,8 @@ fn ten_steps_of_adamw() {
             let weights = layout.values(&model.valid());
             let grads = layout.arrange(&model, grads).into_iter().map(|g| g.unwrap().div_scalar(n as f64));
             let updated = weights.into_iter().zip(grads).zip(&mut moments).map(|((w, g), (first, second))| {
-                let (w, m, v) = adam_step(w, g, first.take(), second.take(), step);
+                let steps = vec![(w.dims()[0], step)];
+                let [w, m, v] = adam_step(w, g, first.take(), second.take(), steps);
                 (*first, *second) = (Some(m), Some(v));
                 Some(w)
             });

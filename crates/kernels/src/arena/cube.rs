@@ -10,6 +10,7 @@ use super::{ArenaOps, Places, composed, slices};
 use crate::cube::join::{join, most};
 use crate::cube::launch::covers;
 use crate::cube::pixels::{empty, view};
+use crate::cube::places::succeed;
 use crate::planes::Parts;
 
 /// The arena whose parts these are, if they are.
@@ -47,6 +48,11 @@ impl ArenaOps for CubeBackend {
             join(parts, &starts, &view(&out, first, end - first), [0, end - first], end - first);
         }
         out
+    }
+
+    fn succeed(parts: Parts<Self>, places: Places) -> bool {
+        let arena = if covers(&parts.0) { whole(&parts.0, &places) } else { None };
+        arena.map(succeed).is_some()
     }
 
     fn arena_parts(arena: CubeTensor, places: Places) -> Parts<Self> {

@@ -2,9 +2,11 @@
 //!
 //! A network of a few million parameters has hundreds of tensors, and an update that visits them one by one is hundreds of launches for each
 //! thing it does. In an *arena* they lie one after the other, so that it is one. What is taken out of an arena is a view: a parameter that
-//! came from there still lies there, and putting all of them together again is nothing to do.
+//! came from there still lies there, and putting all of them together again is nothing to do. What a pass over a batch makes of such parameters may be
+//! written where it belongs in an arena, too ([`in_place`](cube_places::in_place)).
 
 mod cube;
+pub(crate) mod cube_places;
 #[cfg(test)]
 mod tests;
 
@@ -16,6 +18,7 @@ use burn::tensor::{FloatDType, Shape, Slice, Tensor};
 use burn_flex::{FlexTensor, Layout};
 
 use crate::buffers::{all_f32, contiguous, values, written};
+use crate::cube::places::next_place;
 use crate::planes::Parts;
 use crate::planes::kernels::carry_out;
 use crate::shapes;
@@ -27,17 +30,14 @@ pub struct Places {
     pub all: Vec<(usize, usize)>,
 }
 
-/// CubeCL binds memory from a multiple of so many values on, whatever the device (512 bytes, CUDA's; WebGPU's `minStorageBufferOffsetAlignment` is 256).
-const ALIGNMENT: usize = 128;
-
 impl Places {
     /// Of tensors of these lengths, one after the other. Each begins where memory can be bound.
     pub fn of(lengths: impl IntoIterator<Item = usize>) -> Self {
         let mut next = 0;
         let place = |len: usize| {
-            let start = next;
-            next = (start + len).next_multiple_of(ALIGNMENT);
-            (start, len)
+            let place = (next, len);
+            next = next_place(place);
+            place
         };
         Self { all: lengths.into_iter().map(place).collect() }
     }
@@ -58,6 +58,12 @@ impl Places {
 pub trait ArenaOps: Backend {
     /// The arena of `parts`.
     fn arena(#[extension_type] parts: Parts<Self>, places: Places) -> Float<Self>;
+
+    /// What is made of `parts`, if they are an arena, has a place in its successor from now on; whether it has.
+    fn succeed(#[extension_type] parts: Parts<Self>, places: Places) -> bool {
+        drop((parts, places));
+        false
+    }
 
     /// Views of an arena.
     fn arena_parts(arena: Float<Self>, places: Places) -> Parts<Self>;

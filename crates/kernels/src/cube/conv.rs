@@ -22,6 +22,7 @@ use super::group::{Member, run_group};
 use super::launch::true_gradients;
 use super::matmul::{Layout, Product, Splits, Window};
 use super::pixels::{Pixels, empty, zeros};
+use super::places::beside;
 use super::sizes::Class;
 use super::workspace::workspace_bytes;
 use crate::autodiff::MOST_PARTS;
@@ -309,10 +310,11 @@ fn input_products(g: &Geometry, dy: &Pixels, first: usize, channels: usize, onto
 }
 
 /// `dw [co, ci/g, kh, kw]` from the maps that are `x [n, ci, h, w]` and `dy [n, co, oh, ow]`; `kernel` is (kh, kw). `workspace` bounds the bytes of parts of it.
-/// A weight and its gradient are f32, whatever images are.
+/// A weight and its gradient are f32, whatever images are. It is written to the place of the gradient of the weight `of`, if that has one.
 pub(crate) fn weight_grad(
     x: Vec<CubeTensor>,
     dy: CubeTensor,
+    of: Option<CubeTensor>,
     kernel: [usize; 2],
     options: &ConvOptions<2>,
     workspace: usize,
@@ -334,7 +336,7 @@ pub(crate) fn weight_grad(
         window: (!g.pointwise()).then(|| window(&g, &map.pixels, true)),
         ..whole
     };
-    let dw = empty(&dy.tensor, shape, DType::F32);
+    let dw = of.map_or_else(|| empty(&dy.tensor, shape, DType::F32), |weight| beside(&weight, shape));
     whole.in_parts(&dw, |parts| {
         let members: Vec<Member<'_>> = maps.iter().map(|map| Member::new(of_map(map), &dy.tensor, map.tensor(), parts)).collect();
         run_by_fours(&members);

@@ -27,6 +27,7 @@ mod norm;
 mod norm_kernels;
 pub(crate) mod packing;
 pub(crate) mod pixels;
+pub(crate) mod places;
 pub(crate) mod product;
 mod roofline;
 mod shared;
@@ -141,9 +142,9 @@ impl KernelOps for CubeBackend {
         added::<Self>(Self::conv_data_grad(dy, weight, channels, input, config), held, of)
     }
 
-    fn conv_weight_grad(x: Parts<Self>, dy: CubeTensor, kernel: [usize; 2], config: ConvConfig) -> CubeTensor {
+    fn conv_weight_grad(x: Parts<Self>, dy: CubeTensor, of: Maybe<Self>, kernel: [usize; 2], config: ConvConfig) -> CubeTensor {
         if x.0.iter().all(|part| part.dtype == dy.dtype) && ours(&dy, None, &config) {
-            return conv::weight_grad(x.0, dy, kernel, &config.to_burn(), workspace_bytes());
+            return conv::weight_grad(x.0, dy, of.into_option(), kernel, &config.to_burn(), workspace_bytes());
         }
         let dw = portable::conv_weight_grad::<Self>(join::<Self>(x.0), dy, kernel, config);
         if dw.dtype == DType::F32 { dw } else { Self::float_div_scalar(of_type(dw, DType::F32), Scalar::Float(HALF_GRADIENTS.into())) }

@@ -6,8 +6,8 @@
 
 #![allow(clippy::too_many_arguments, reason = "a kernel has no struct of borrowed tensors to take them in")]
 
-use super::launch::{UNITS, fold};
-use super::sums::sum_of_all;
+use super::launch::fold;
+use super::sums::sum_of_channel;
 use cubecl::prelude::*;
 
 /// Sizes, and into how many parts a channel's sums are cut: `inner` times over its pixels, `outer` times over the images.
@@ -238,17 +238,6 @@ pub(crate) fn norm_statistics_kernel(
         running_mean[c] = old_mean[c] * momenta.keep + new_mean * momenta.momentum;
         running_variance[c] = old_variance[c] * momenta.keep + spread * momenta.unbias * momenta.momentum;
     }
-}
-
-/// The sum of a number of each of a channel's threads.
-#[cube]
-fn sum_of_channel(own: f32, #[comptime] threads: u32) -> f32 {
-    let mut sum = own;
-    if comptime!(threads == UNITS) {
-        let mut shared = Shared::<[f32]>::new_slice(comptime!(UNITS as usize));
-        sum = sum_of_all(own, &mut shared);
-    }
-    sum
 }
 
 /// `z = gamma (x - mean) rstd + beta`, through SiLU and added to `onto` if asked; a thread to a pixel of a channel, for all images.

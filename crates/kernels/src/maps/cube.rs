@@ -27,6 +27,7 @@ use crate::cube::launch::{address_type, covers, is_image_type};
 use crate::cube::matmul::{Layout, Product, Splits};
 use crate::cube::packing::Packing;
 use crate::cube::pixels::{empty, replacement, view};
+use crate::cube::places::{row, shaped};
 use crate::cube::shared_memory_works;
 use crate::cube::trace::{note, note_room};
 use crate::operands::Maybe;
@@ -202,14 +203,11 @@ fn small_block(product: &Product, shared: bool) -> Block {
 /// A small product, and its operands.
 type Small<'a> = (Product, &'a CubeTensor, &'a CubeTensor);
 
-/// Small products one after the other in one tensor, `[len]`, in one launch.
-fn group(name: &'static str, products: &[Small<'_>], len: usize) -> CubeTensor {
-    let c = empty(products[0].1, [len], DType::F32);
+/// Small products, each in a part of one tensor, in one launch.
+fn group(name: &'static str, products: &[Small<'_>], c: &CubeTensor) {
     let shared = shared_memory_works(&c.device);
-    let member = |&(product, a, b)| Member { product, block: small_block(&product, shared), a, b, c: &c };
-    let members: Vec<Member<'_>> = products.iter().map(member).collect();
-    run_group(name, &members);
-    c
+    let member = |&(product, a, b)| Member { product, block: small_block(&product, shared), a, b, c };
+    run_group(name, &products.iter().map(member).collect::<Vec<_>>());
 }
 
 /// A weight as a factor, its values in order.
@@ -297,6 +295,13 @@ impl Settled {
         self.starts[self.starts.len() - 1]
     }
 
+    /// What the inner products of all branches make, one after the other, if there are any.
+    fn group(&self, name: &'static str, products: Vec<Small<'_>>) -> Option<CubeTensor> {
+        let inner = empty(products.first()?.1, [self.len()], DType::F32);
+        group(name, &products, &inner);
+        Some(inner)
+    }
+
     /// `s x Aᵀ` of each branch.
     fn inner<'a>(&'a self, x: &'a CubeTensor) -> Option<CubeTensor> {
         let [rows, input] = dims(x);
@@ -305,8 +310,7 @@ impl Settled {
             let [a, b] = [x, &branch.a].map(|tensor| Operand::lines(tensor, 0, input).layout);
             (product("inner", [rows, rank, input], a, b, self.starts[i], branch.scaling), x, &branch.a)
         };
-        let all: Vec<Small<'a>> = self.with_branches().map(inner).collect();
-        (!all.is_empty()).then(|| group("inner products of branches", &all, self.len()))
+        self.group("inner products of branches", self.with_branches().map(inner).collect())
     }
 
     /// `s dy B` of each branch.
@@ -316,33 +320,37 @@ impl Settled {
             let (a, b) = (Operand::lines(&dys[i], 0, out).layout, Operand::terms(&branch.b, 0, rank).layout);
             (product("inner", [rows, rank, out], a, b, self.starts[i], branch.scaling), &dys[i], &branch.b)
         };
-        let all: Vec<Small<'a>> = self.with_branches().map(inner).collect();
-        (!all.is_empty()).then(|| group("inner gradients of branches", &all, self.len()))
+        self.group("inner gradients of branches", self.with_branches().map(inner).collect())
     }
 
     /// `(s dy B)ᵀ x` and `dyᵀ (s x Aᵀ)` of each branch.
     fn branch_grads(&self, x: &CubeTensor, dys: &[CubeTensor], inner: &CubeTensor, inner_grads: &CubeTensor) -> Vec<CubeTensor> {
         let [rows, input] = dims(x);
-        // Not from the first number on: as an arena their gaps would have to be zeros, which nobody writes.
-        let (mut products, mut places, mut end) = (Vec::new(), Vec::new(), 64);
+        let sides: Vec<&CubeTensor> = self.with_branches().flat_map(|(_, branch)| [&branch.a, &branch.b]).collect();
+        let (all, starts) = row(&sides).unwrap_or_else(|| {
+            // Where any device can bind memory, and not from the first number on: as an arena their gaps would have to be zeros, which nobody writes.
+            let mut end = 64;
+            let start = |side: &&CubeTensor| {
+                let start = end;
+                end = (start + side.meta.shape().num_elements()).next_multiple_of(64);
+                start
+            };
+            let starts = sides.iter().map(start).collect();
+            (empty(x, [end], DType::F32), starts)
+        });
+        let (mut products, mut places, mut starts) = (Vec::new(), Vec::new(), starts.into_iter());
         for (i, branch) in self.with_branches() {
             let [out, rank] = dims(&branch.b);
             let (du, u) = (Operand::terms(inner_grads, self.starts[i], rank).layout, Operand::terms(inner, self.starts[i], rank).layout);
             let (dy, of_x) = (Operand::terms(&dys[i], 0, out).layout, Operand::terms(x, 0, input).layout);
             for (left, right, shape, a, b) in [(inner_grads, x, [rank, input], du, of_x), (&dys[i], inner, [out, rank], dy, u)] {
-                let [m, n] = shape;
-                products.push((product("branch", [m, n, rows], a, b, end, 1.0), left, right));
-                places.push((end, shape));
-                // Where any device can bind memory.
-                end = (end + m * n).next_multiple_of(64);
+                let ([m, n], start) = (shape, starts.next().unwrap_or_default());
+                products.push((product("branch", [m, n, rows], a, b, start, 1.0), left, right));
+                places.push((start, shape));
             }
         }
-        let all = group("gradients of branches", &products, end);
-        let part = |(start, shape): (usize, [usize; 2])| {
-            let part = view(&all, start, shape[0] * shape[1]);
-            CubeTensor::new_contiguous(part.client, part.device, shape.into(), part.handle, part.dtype)
-        };
-        places.into_iter().map(part).collect()
+        group("gradients of branches", &products, &all);
+        places.into_iter().map(|(start, shape)| shaped(view(&all, start, shape[0] * shape[1]), shape)).collect()
     }
 }
 

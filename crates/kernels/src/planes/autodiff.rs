@@ -5,6 +5,7 @@ use burn::backend::tensor::IntTensor;
 use burn::backend::{AutodiffBackend, Scalar, TensorMetadata};
 
 use super::{HALF_GRADIENTS, Parts, PlaneOps};
+use crate::operands::Maybe;
 use crate::steps::{Autodiff, CheckpointStrategy, Float, recomputed, recorded};
 
 /// Joins exactly N tensors.
@@ -80,8 +81,8 @@ impl<B: PlaneOps, C: CheckpointStrategy> PlaneOps for Autodiff<B, C> {
         })
     }
 
-    fn channel_sums(x: Float<Self>) -> Float<Self> {
-        Self::from_inner(B::channel_sums(x.into_primitive()))
+    fn bias_grad(dy: Float<Self>, _: Maybe<Self>) -> Float<Self> {
+        Self::from_inner(B::bias_grad(dy.into_primitive(), Maybe::None))
     }
 
     fn double(x: Float<Self>) -> Float<Self> {

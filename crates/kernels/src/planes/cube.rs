@@ -16,13 +16,15 @@ use super::cube_kernels::{
     PlaneLaunch, RunsLaunch, add_runs_kernel, double_grad_kernel, double_kernel, extract_kernel, first_maximum_kernel,
     max_pool_grad_kernel, max_pool_kernel, of_bytes_kernel, pad_kernel,
 };
-use super::{Parts, PlaneOps, portable};
+use super::{HALF_GRADIENTS, Parts, PlaneOps, portable};
 use crate::cube::geometry::dims4;
 use crate::cube::join::{join, most};
-use crate::cube::launch::{covers, covers_images, launch};
+use crate::cube::launch::{covers, covers_images, launch, true_gradients};
 use crate::cube::pixels::empty;
+use crate::cube::places::beside;
 use crate::cube::sums::sums_of_channels;
 use crate::cube::trace::note;
+use crate::operands::Maybe;
 use crate::shapes::{expect, within};
 
 /// A tensor `[N, C, H, W]` whose numbers lie in memory in that order, or with the channels last.
@@ -116,11 +118,17 @@ impl PlaneOps for CubeBackend {
         if !covers([&x]) {
             return Self::float_sum(x);
         }
-        sums_of_channels(Self::float_reshape(x, Shape::new([1, 1, 1, len])))
+        let sum = empty(&x, [1], DType::F32);
+        sums_of_channels(Self::float_reshape(x, Shape::new([1, 1, 1, len])), 1.0, sum)
     }
 
-    fn channel_sums(x: CubeTensor) -> CubeTensor {
-        if covers_images(&[&x], []) { sums_of_channels(x) } else { portable::channel_sums::<Self>(x) }
+    fn bias_grad(dy: CubeTensor, bias: Maybe<Self>) -> CubeTensor {
+        if !covers_images(&[&dy], []) {
+            return portable::bias_grad::<Self>(dy, HALF_GRADIENTS);
+        }
+        let ([_, channels, ..], scale) = (dims4(&dy), true_gradients(dy.dtype));
+        let sums = bias.into_option().map_or_else(|| empty(&dy, [channels], DType::F32), |bias| beside(&bias, [channels]));
+        sums_of_channels(dy, scale, sums)
     }
 
     fn concat_channels(parts: Parts<Self>) -> CubeTensor {

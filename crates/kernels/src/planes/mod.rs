@@ -23,6 +23,7 @@ use rayon::prelude::*;
 pub use parts::Parts;
 
 use crate::buffers::{all_f32, changed, contiguous, values, written};
+use crate::operands::Maybe;
 use crate::shapes;
 
 /// Operations on whole planes of `[N, C, H, W]`.
@@ -68,9 +69,11 @@ pub trait PlaneOps: Backend {
         Self::float_sum(x)
     }
 
-    /// The sums over (N, H, W) in f32, `[C]`, without gradient.
-    fn channel_sums(x: Float<Self>) -> Float<Self> {
-        portable::channel_sums::<Self>(x)
+    /// The gradient of a bias `[C]`, f32: the sums of dy over (N, H, W), which in half precision is [`HALF_GRADIENTS`] times too large. If `bias` lies in an
+    /// [arena](mod@crate::arena), it may have a place.
+    fn bias_grad(dy: Float<Self>, #[extension_type] bias: Maybe<Self>) -> Float<Self> {
+        drop(bias);
+        portable::bias_grad::<Self>(dy, HALF_GRADIENTS)
     }
 
     /// Each pixel becomes 2 x 2.

@@ -2,7 +2,7 @@
 
 use burn::backend::ops::{InterpolateMode, InterpolateOptions};
 use burn::backend::tensor::FloatTensor as Float;
-use burn::backend::{Backend, TensorMetadata, get_or_init_device_settings};
+use burn::backend::{Backend, Scalar, TensorMetadata, get_or_init_device_settings};
 use burn::tensor::{DType, FloatDType, Shape, Slice};
 
 use crate::portable::shape_only;
@@ -18,10 +18,14 @@ pub(super) fn add_to_channels<B: Backend>(whole: Float<B>, x: Float<B>, before: 
     B::float_add(pad_channels::<B>(x, before, total), whole)
 }
 
-pub(super) fn channel_sums<B: Backend>(x: Float<B>) -> Float<B> {
-    let channels = x.shape()[1];
-    let x = if x.dtype() == DType::F32 { x } else { B::float_cast(x, FloatDType::F32) };
-    B::float_reshape(B::float_sum_dims(x, &[0, 2, 3]), Shape::new([channels]))
+/// `dy` in half precision is `times` as large as it should be.
+pub(super) fn bias_grad<B: Backend>(dy: Float<B>, times: f32) -> Float<B> {
+    let channels = dy.shape()[1];
+    let sums = |dy| B::float_reshape(B::float_sum_dims(dy, &[0, 2, 3]), Shape::new([channels]));
+    if dy.dtype() == DType::F32 {
+        return sums(dy);
+    }
+    B::float_div_scalar(sums(B::float_cast(dy, FloatDType::F32)), Scalar::Float(times.into()))
 }
 
 pub(super) fn max_pool_same<B: Backend>(x: Float<B>, kernel: usize) -> Float<B> {

@@ -1,4 +1,4 @@
-//! The updates on CubeCL devices: f32 in one launch each (the sum of squares in two more than arenas), everything else through Burn's own operations.
+//! The updates on CubeCL devices: f32 in one launch each (the sum of squares in one more than arenas), everything else through Burn's own operations.
 //!
 //! A result goes into the memory of the tensor it replaces if nobody else holds that.
 
@@ -8,7 +8,8 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::{Adam, Segments, Sgd, UpdateOps, portable};
+use super::portable::Moved;
+use super::{Adam, Ranges, Segments, Sgd, UpdateOps, check_ranges, portable};
 use crate::cube::launch::{AHEAD, covers, launch};
 use crate::cube::pixels::{empty, replacement, view};
 use crate::cube::sums::{PARTS, total};
@@ -36,6 +37,13 @@ struct AdamScalars {
     keep: f32,
 }
 
+/// Whether number i is in range r of those that end there, each from the end of the one before on.
+#[cube]
+fn is_in(i: usize, ends: &Sequence<usize>, #[comptime] r: usize) -> bool {
+    let below = i < *ends.index(r);
+    if comptime!(r == 0) { below } else { below & (i >= *ends.index(comptime!(r - 1))) }
+}
+
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn sgd_kernel(
     weight: &Tensor<f32>,
@@ -43,17 +51,21 @@ fn sgd_kernel(
     buffer: &Tensor<f32>,
     new_weight: &mut Tensor<f32>,
     new_buffer: &mut Tensor<f32>,
-    step: &SgdScalars,
+    ends: &Sequence<usize>,
+    steps: &Sequence<SgdScalars>,
 ) {
     let i = ABSOLUTE_POS;
-    if i >= grad.len() {
-        terminate!();
+    #[unroll]
+    for r in 0..comptime![ends.len()] {
+        if is_in(i, ends, r) {
+            let step = steps.index(r);
+            let w = weight[i];
+            let g = grad[i] + w * step.decay;
+            let b = buffer[i] * step.momentum + g;
+            new_buffer[i] = b;
+            new_weight[i] = w - (g + b * step.momentum) * step.lr;
+        }
     }
-    let w = weight[i];
-    let g = grad[i] + w * step.decay;
-    let b = buffer[i] * step.momentum + g;
-    new_buffer[i] = b;
-    new_weight[i] = w - (g + b * step.momentum) * step.lr;
 }
 
 #[cube(launch_unchecked, address_type = "dynamic")]
@@ -65,19 +77,23 @@ fn adam_kernel(
     new_weight: &mut Tensor<f32>,
     new_first: &mut Tensor<f32>,
     new_second: &mut Tensor<f32>,
-    step: &AdamScalars,
+    ends: &Sequence<usize>,
+    steps: &Sequence<AdamScalars>,
 ) {
     let i = ABSOLUTE_POS;
-    if i >= grad.len() {
-        terminate!();
+    #[unroll]
+    for r in 0..comptime![ends.len()] {
+        if is_in(i, ends, r) {
+            let step = steps.index(r);
+            let w = weight[i] * step.keep;
+            let g = grad[i] + w * step.decay;
+            let m = first[i] * step.beta1 + g * step.rest1;
+            let v = second[i] * step.beta2 + g * g * step.rest2;
+            new_first[i] = m;
+            new_second[i] = v;
+            new_weight[i] = w - m / (v.sqrt() / step.root + step.epsilon) * step.rate;
+        }
     }
-    let w = weight[i] * step.keep;
-    let g = grad[i] + w * step.decay;
-    let m = first[i] * step.beta1 + g * step.rest1;
-    let v = second[i] * step.beta2 + g * g * step.rest2;
-    new_first[i] = m;
-    new_second[i] = v;
-    new_weight[i] = w - m / (v.sqrt() / step.root + step.epsilon) * step.rate;
 }
 
 #[cube(launch_unchecked, address_type = "dynamic")]
@@ -130,46 +146,63 @@ fn clip_kernel(x: &Tensor<f32>, squares: &Tensor<f32>, out: &mut Tensor<f32>, mo
 }
 
 impl UpdateOps for CubeBackend {
-    fn sgd_step(weight: CubeTensor, grad: CubeTensor, buffer: CubeTensor, step: Sgd) -> (CubeTensor, CubeTensor) {
+    fn sgd_step(weight: CubeTensor, grad: CubeTensor, buffer: CubeTensor, steps: Ranges<Sgd>) -> (CubeTensor, CubeTensor) {
         if !covers([&weight, &grad, &buffer]) {
-            return portable::sgd_step::<Self>(weight, grad, buffer, step);
+            return portable::sgd_step::<Self>(weight, grad, buffer, &steps);
         }
         let [weight, grad, buffer] = [weight, grad, buffer].map(into_contiguous);
         let (new_weight, to_weight) = replacement(&weight, 0);
         let (new_buffer, to_buffer) = replacement(&buffer, 2);
-        let scalars = SgdScalarsLaunch::new(step.lr as f32, step.momentum as f32, step.decay as f32);
         let len = grad.meta.shape().num_elements();
-        launch!(sgd_kernel, len, [(weight, len), (grad, len), (buffer, len)], to_weight, to_buffer, scalars);
+        check_ranges(&steps, len);
+        let scalars = |step: Sgd| SgdScalarsLaunch::new(step.lr as f32, step.momentum as f32, step.decay as f32);
+        let ends = steps.iter().map(|range| range.0).collect();
+        launch!(
+            sgd_kernel,
+            len,
+            [(weight, len), (grad, len), (buffer, len)],
+            to_weight,
+            to_buffer,
+            ends,
+            steps.into_iter().map(|(_, step)| scalars(step)).collect()
+        );
         (new_weight, new_buffer)
     }
 
-    fn adam_step(
-        weight: CubeTensor,
-        grad: CubeTensor,
-        first: CubeTensor,
-        second: CubeTensor,
-        step: Adam,
-    ) -> (CubeTensor, CubeTensor, CubeTensor) {
+    fn adam_step(weight: CubeTensor, grad: CubeTensor, first: CubeTensor, second: CubeTensor, steps: Ranges<Adam>) -> Moved<Self> {
         if !covers([&weight, &grad, &first, &second]) {
-            return portable::adam_step::<Self>(weight, grad, first, second, step);
+            return portable::adam_step::<Self>(weight, grad, first, second, &steps);
         }
         let [weight, grad, first, second] = [weight, grad, first, second].map(into_contiguous);
         let (new_weight, to_weight) = replacement(&weight, 0);
         let (new_first, to_first) = replacement(&first, 2);
         let (new_second, to_second) = replacement(&second, 3);
-        let scalars = AdamScalarsLaunch::new(
-            step.rate as f32,
-            step.beta1 as f32,
-            (1.0 - step.beta1) as f32,
-            step.beta2 as f32,
-            (1.0 - step.beta2) as f32,
-            step.root as f32,
-            step.epsilon as f32,
-            step.decay as f32,
-            step.keep as f32,
-        );
         let len = grad.meta.shape().num_elements();
-        launch!(adam_kernel, len, [(weight, len), (grad, len), (first, len), (second, len)], to_weight, to_first, to_second, scalars);
+        check_ranges(&steps, len);
+        let scalars = |step: Adam| {
+            AdamScalarsLaunch::new(
+                step.rate as f32,
+                step.beta1 as f32,
+                (1.0 - step.beta1) as f32,
+                step.beta2 as f32,
+                (1.0 - step.beta2) as f32,
+                step.root as f32,
+                step.epsilon as f32,
+                step.decay as f32,
+                step.keep as f32,
+            )
+        };
+        let ends = steps.iter().map(|range| range.0).collect();
+        launch!(
+            adam_kernel,
+            len,
+            [(weight, len), (grad, len), (first, len), (second, len)],
+            to_weight,
+            to_first,
+            to_second,
+            ends,
+            steps.into_iter().map(|(_, step)| scalars(step)).collect()
+        );
         (new_weight, new_first, new_second)
     }
 

@@ -44,21 +44,47 @@ pub struct Adam {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Segments(pub Vec<(usize, Range<usize>)>);
 
-pub(super) fn sgd_step<B: Backend>(weight: Float<B>, grad: Float<B>, buffer: Float<B>, step: Sgd) -> (Float<B>, Float<B>) {
-    let grad = B::float_add(grad, times::<B>(weight.clone(), step.decay));
-    let buffer = B::float_add(times::<B>(buffer, step.momentum), grad.clone());
-    let ahead = B::float_add(grad, times::<B>(buffer.clone(), step.momentum));
-    (B::float_sub(weight, times::<B>(ahead, step.lr)), buffer)
+/// Weight and moments.
+pub(super) type Moved<B> = (Float<B>, Float<B>, Float<B>);
+
+/// The ranges, and what is done to each.
+pub(super) fn each_of<T>(ranges: &[(usize, T)]) -> impl Iterator<Item = (Range<usize>, &T)> {
+    let mut start = 0;
+    ranges.iter().map(move |(end, of)| (std::mem::replace(&mut start, *end)..*end, of))
 }
 
-pub(super) fn adam_step<B: Backend>(w: Float<B>, g: Float<B>, m: Float<B>, v: Float<B>, step: Adam) -> (Float<B>, Float<B>, Float<B>) {
-    let w = times::<B>(w, step.keep);
-    let g = B::float_add(g, times::<B>(w.clone(), step.decay));
-    let m = blend::<B>(m, g.clone(), step.beta1, 1.0 - step.beta1);
-    let v = blend::<B>(v, B::float_mul(g.clone(), g), step.beta2, 1.0 - step.beta2);
-    let scaled = B::float_div_scalar(B::float_sqrt(v.clone()), Scalar::Float(step.root));
-    let moved = B::float_div(m.clone(), B::float_add_scalar(scaled, Scalar::Float(step.epsilon)));
-    (B::float_sub(w, times::<B>(moved, step.rate)), m, v)
+pub(super) fn sgd_step<B: Backend>(weight: Float<B>, grad: Float<B>, buffer: Float<B>, steps: &[(usize, Sgd)]) -> (Float<B>, Float<B>) {
+    let [weight, buffer] = by_ranges::<B, _, 3, 2>([weight, grad, buffer], steps, |[weight, grad, buffer], step| {
+        let grad = B::float_add(grad, times::<B>(weight.clone(), step.decay));
+        let buffer = B::float_add(times::<B>(buffer, step.momentum), grad.clone());
+        let ahead = B::float_add(grad, times::<B>(buffer.clone(), step.momentum));
+        [B::float_sub(weight, times::<B>(ahead, step.lr)), buffer]
+    });
+    (weight, buffer)
+}
+
+pub(super) fn adam_step<B: Backend>(w: Float<B>, g: Float<B>, m: Float<B>, v: Float<B>, steps: &[(usize, Adam)]) -> Moved<B> {
+    let [w, m, v] = by_ranges::<B, _, 4, 3>([w, g, m, v], steps, |[w, g, m, v], step| {
+        let w = times::<B>(w, step.keep);
+        let g = B::float_add(g, times::<B>(w.clone(), step.decay));
+        let m = blend::<B>(m, g.clone(), step.beta1, 1.0 - step.beta1);
+        let v = blend::<B>(v, B::float_mul(g.clone(), g), step.beta2, 1.0 - step.beta2);
+        let scaled = B::float_div_scalar(B::float_sqrt(v.clone()), Scalar::Float(step.root));
+        let moved = B::float_div(m.clone(), B::float_add_scalar(scaled, Scalar::Float(step.epsilon)));
+        [B::float_sub(w, times::<B>(moved, step.rate)), m, v]
+    });
+    (w, m, v)
+}
+
+/// What `step` makes of each range, one behind the other.
+fn by_ranges<B: Backend, T, const N: usize, const M: usize>(
+    of: [Float<B>; N],
+    ranges: &[(usize, T)],
+    step: impl Fn([Float<B>; N], &T) -> [Float<B>; M],
+) -> [Float<B>; M] {
+    let slice = |tensor: &Float<B>, range: &Range<usize>| B::float_slice(tensor.clone(), &[Slice::from(range.clone())]);
+    let parts: Vec<_> = each_of(ranges).map(|(range, it)| step(of.each_ref().map(|tensor| slice(tensor, &range)), it)).collect();
+    std::array::from_fn(|i| B::float_cat(parts.iter().map(|part| part[i].clone()).collect(), 0))
 }
 
 pub(super) fn blend<B: Backend>(old: Float<B>, new: Float<B>, a: f64, b: f64) -> Float<B> {

@@ -31,14 +31,17 @@ fn fused_updates_have_the_bits_of_the_operations() {
         let [w, g, a] = [1, 2, 3].map(|seed| noise(seed, len));
         let b = noise(4, len).powi_scalar(2);
         let sgd = Sgd { lr: 0.01, momentum: 0.937, decay: 5e-4 };
-        let (ours, moved) = sgd_step(w.clone(), g.clone(), Some(a.clone()), sgd);
+        // Two groups of parameters, of which one may be empty.
+        let sgd = vec![(len / 3, sgd), (len, Sgd { lr: 0.1, decay: 0.0, ..sgd })];
+        let (ours, moved) = sgd_step(w.clone(), g.clone(), Some(a.clone()), sgd.clone());
         let p = |t: &Tensor<1>| primitive(t.clone());
-        let theirs = portable::sgd_step::<Flex>(p(&w), p(&g), p(&a), sgd);
+        let theirs = portable::sgd_step::<Flex>(p(&w), p(&g), p(&a), &sgd);
         assert_eq!((host(ours), host(moved)), (values(&theirs.0), values(&theirs.1)));
 
         let adam = Adam { rate: 0.002, beta1: 0.9, beta2: 0.999, root: 0.1, epsilon: 1e-8, decay: 5e-4, keep: 0.9995 };
-        let (ours, first, second) = adam_step(w.clone(), g.clone(), Some(a.clone()), Some(b.clone()), adam);
-        let theirs = portable::adam_step::<Flex>(p(&w), p(&g), p(&a), p(&b), adam);
+        let adam = vec![(len / 3, adam), (len, Adam { rate: 0.02, decay: 0.0, keep: 1.0, ..adam })];
+        let [ours, first, second] = adam_step(w.clone(), g.clone(), Some(a.clone()), Some(b.clone()), adam.clone());
+        let theirs = portable::adam_step::<Flex>(p(&w), p(&g), p(&a), p(&b), &adam);
         assert_eq!((host(ours), host(first), host(second)), (values(&theirs.0), values(&theirs.1), values(&theirs.2)));
 
         assert_eq!(host(blend(w.clone(), g.clone(), 0.99, 0.01)), values(&portable::blend::<Flex>(p(&w), p(&g), 0.99, 0.01)));
@@ -64,7 +67,7 @@ fn what_is_still_held_is_not_changed() {
     let (w, g) = (noise(1, 100), noise(2, 100));
     let before = host(w.clone());
     blend(w.clone(), g.clone(), 0.5, 0.5);
-    sgd_step(w.clone(), g, None, Sgd { lr: 0.1, momentum: 0.9, decay: 0.0 });
+    sgd_step(w.clone(), g, None, vec![(100, Sgd { lr: 0.1, momentum: 0.9, decay: 0.0 })]);
     assert_eq!(host(w), before);
 }
 

@@ -33,8 +33,8 @@ fn targets() -> CubeTensor {
 type Row = (&'static str, fn([CubeTensor; 4]), usize);
 
 const ALL: [Row; 13] = [
-    ("sgd_kernel", |[w, g, b, _]| drop(CubeBackend::sgd_step(w, g, b, SGD)), 5 * N),
-    ("adam_kernel", |[w, g, m, v]| drop(CubeBackend::adam_step(w, g, m, v, ADAM)), 7 * N),
+    ("sgd_kernel", |[w, g, b, _]| drop(CubeBackend::sgd_step(w, g, b, vec![(N, SGD)])), 5 * N),
+    ("adam_kernel", |[w, g, m, v]| drop(CubeBackend::adam_step(w, g, m, v, vec![(9, ADAM), (N, ADAM)])), 7 * N),
     ("blend_kernel", |[old, new, ..]| drop(CubeBackend::blend(old, new, 0.9, 0.1)), 3 * N),
     ("clip_kernel", |[x, ..]| drop(CubeBackend::clip_to_norm(x, cube(data(6, [1])), 1.0)), 2 * N + 1),
     ("dropout_kernel", |[x, ..]| drop(CubeBackend::dropout(x, 3, 0.5)), 2 * N),

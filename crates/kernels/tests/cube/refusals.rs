@@ -191,13 +191,16 @@ fn products(device: &Device) {
 
 fn updates(device: &Device) {
     let c = |n: usize| zeros([n], device);
-    let sgd = Sgd { lr: 0.1, momentum: 0.9, decay: 0.0 };
-    let adam = Adam { rate: 0.1, beta1: 0.9, beta2: 0.9, root: 1.0, epsilon: 1e-8, decay: 0.0, keep: 1.0 };
-    refused(|| sgd_step(c(9), c(8), None, sgd), "the gradient is [8] and not [9]");
-    refused(|| sgd_step(c(9), c(9), Some(c(10)), sgd), "the buffer is [10] and not [9]");
-    refused(|| adam_step(c(9), c(8), None, None, adam), "the gradient is [8] and not [9]");
-    refused(|| adam_step(c(9), c(9), Some(c(8)), None, adam), "a moment is [8] and not [9]");
-    refused(|| adam_step(c(9), c(9), Some(c(9)), Some(c(7)), adam), "a moment is [7] and not [9]");
+    let sgd = || vec![(9, Sgd { lr: 0.1, momentum: 0.9, decay: 0.0 })];
+    let rule = Adam { rate: 0.1, beta1: 0.9, beta2: 0.9, root: 1.0, epsilon: 1e-8, decay: 0.0, keep: 1.0 };
+    let adam = || vec![(9, rule)];
+    refused(|| sgd_step(c(9), c(8), None, sgd()), "the gradient is [8] and not [9]");
+    refused(|| sgd_step(c(9), c(9), Some(c(10)), sgd()), "the buffer is [10] and not [9]");
+    refused(|| adam_step(c(9), c(8), None, None, adam()), "the gradient is [8] and not [9]");
+    refused(|| adam_step(c(9), c(9), Some(c(8)), None, adam()), "a moment is [8] and not [9]");
+    refused(|| adam_step(c(9), c(9), Some(c(9)), Some(c(7)), adam()), "a moment is [7] and not [9]");
+    refused(|| adam_step(c(9), c(9), None, None, vec![(8, rule)]), "the end of the last range is [8] and not [9]");
+    refused(|| adam_step(c(9), c(9), None, None, vec![(5, rule), (3, rule), (9, rule)]), "ranges that do not follow each other");
     refused(|| blend(c(9), c(8), 0.5, 0.5), "the new value is [8] and not [9]");
     refused(|| sum_of_squares(vec![c(9)], Segments(vec![(0, 0..9), (0, 3..10)])), "a segment 3..10 of 9");
     refused(|| sum_of_squares(vec![c(9)], Segments(vec![(1, 0..3)])), "a segment 0..3 of 0");
@@ -274,8 +277,9 @@ fn on_the_way_to_a_kernel() {
             let predict = || CubeBackend::predictions(made([2, 6, 8]), made([1, 2, 8]), made([1, 1, 8]), vec![0, row], 1);
             refused(predict, "predictions_kernel: tensor 0 has 96 numbers, and ");
         }
-        let sgd = Sgd { lr: 0.1, momentum: 0.9, decay: 0.0 };
-        refused(|| CubeBackend::sgd_step(made([9]), made([10]), made([10]), sgd), "tensor 0 has 9 numbers, and 10 are asked for");
+        let sgd = |end| vec![(end, Sgd { lr: 0.1, momentum: 0.9, decay: 0.0 })];
+        refused(|| CubeBackend::sgd_step(made([10]), made([10]), made([10]), sgd(11)), "the end of the last range is [11] and not [10]");
+        refused(|| CubeBackend::sgd_step(made([9]), made([10]), made([10]), sgd(10)), "tensor 0 has 9 numbers, and 10 are asked for");
         refused(|| CubeBackend::arena_parts(made([9]), Places::of([3, 4000])), "numbers 128..4128 of ");
     };
     assert_ours(&trace(refusals), &[]);

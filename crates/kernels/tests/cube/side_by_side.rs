@@ -3,6 +3,7 @@
 use crate::launches::{assert_ours, trace};
 use crate::support::{Order, cube, data, image, numbers, on_each_device, on_swiftshader, pattern};
 use bellows_kernels::cube::{set_workspace_bytes, shared_memory_works};
+use bellows_kernels::operands::Maybe;
 use bellows_kernels::ops::KernelOps;
 use bellows_kernels::planes::{Parts, PlaneOps};
 use bellows_kernels::{ConvConfig, Lowering};
@@ -44,7 +45,7 @@ impl Case {
         let (y, moments) = CubeBackend::conv_joined(Parts(maps.to_vec()), self.weight(), self.config);
         let dy = CubeBackend::slice_channels(y.clone(), 0, self.co);
         let dx = CubeBackend::conv_data_grad(dy.clone(), self.weight(), channels, [self.side; 2], self.config).0;
-        let dw = CubeBackend::conv_weight_grad(Parts(maps.to_vec()), dy, [self.k; 2], self.config);
+        let dw = CubeBackend::conv_weight_grad(Parts(maps.to_vec()), dy, Maybe::None, [self.k; 2], self.config);
         (y, moments, dx, dw)
     }
 
@@ -111,6 +112,6 @@ fn a_pass_is_a_launch() {
     assert_ours(&forward, &[("matmul_moments_kernel", 1)]);
     let of_input = trace(|| CubeBackend::conv_data_grad(dy.clone(), w, channels, [20; 2], case.config));
     assert_ours(&of_input, &[("matmul_group_kernel", 1)]);
-    let of_weight = trace(|| CubeBackend::conv_weight_grad(Parts(maps), dy, [1; 2], case.config));
+    let of_weight = trace(|| CubeBackend::conv_weight_grad(Parts(maps), dy, Maybe::None, [1; 2], case.config));
     assert_ours(&of_weight, &[("matmul_group_kernel", 1), ("add_parts_kernel", 1)]);
 }

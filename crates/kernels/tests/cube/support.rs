@@ -4,6 +4,7 @@
 //! [`on_each_device`] starts this executable with the test's name as its filter, once for every software device there is.
 
 use bellows_kernels::cube::Counted;
+use bellows_kernels::operands::Maybe;
 use bellows_kernels::ops::KernelOps;
 use bellows_kernels::planes::Parts;
 use bellows_kernels::{ConvConfig, Lowering};
@@ -210,7 +211,7 @@ pub(crate) fn data_grad(dy: CubeTensor, w: CubeTensor, input: [usize; 2], config
 
 /// The gradient of a convolution's weight, of x in one part.
 pub(crate) fn weight_grad(x: CubeTensor, dy: CubeTensor, kernel: [usize; 2], config: ConvConfig) -> CubeTensor {
-    CubeBackend::conv_weight_grad(Parts(vec![x]), dy, kernel, config)
+    CubeBackend::conv_weight_grad(Parts(vec![x]), dy, Maybe::None, kernel, config)
 }
 
 impl Case {

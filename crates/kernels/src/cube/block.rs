@@ -11,8 +11,8 @@ const DEEP: u32 = 16;
 /// Most terms at a time where they are channels and taps.
 const DEEPEST: u32 = 27;
 
-/// An extra float to a row of shared memory, so that threads loading along k do not all write to one bank.
-const PAD: u32 = 1;
+/// Numbers of shared memory that are read at once, where they lie in one piece of as many bytes.
+pub(super) const AT_ONCE: u32 = 4;
 
 /// Bytes of shared memory that every Vulkan device has.
 const SHARED_BYTES: u32 = 16 << 10;
@@ -83,7 +83,7 @@ pub(crate) enum Kind {
     Taps,
 }
 
-/// What one operand has in shared memory: `[deep * taps][lines + PAD]`.
+/// What one operand has in shared memory: `[deep * taps][lines + pad]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Side {
     pub(crate) lines: u32,
@@ -95,6 +95,10 @@ pub(crate) struct Side {
     pub(crate) packing: Packing,
     /// Threads that load it.
     pub(crate) units: u32,
+    /// Extra numbers to a term, so that threads loading along k do not all write to one bank: an odd number of them, or of fours.
+    pub(crate) pad: u32,
+    /// How far apart the lines of a thread are that it reads at once: they are neighbours in shared memory.
+    pub(crate) apart: u32,
 }
 
 impl Side {
@@ -109,11 +113,12 @@ impl Side {
 
     /// From one term to the next.
     pub(crate) fn pitch(&self) -> u32 {
-        self.lines + PAD
+        self.lines + self.pad
     }
 
+    /// Numbers, rounded up so that what comes behind begins where numbers are read at once.
     pub(crate) fn size(&self) -> usize {
-        (self.depth() * self.pitch()) as usize
+        (self.depth() * self.pitch()).next_multiple_of(AT_ONCE) as usize
     }
 
     /// Numbers that a thread loads.
@@ -166,7 +171,7 @@ impl Block {
 
     /// Channels at a time, of so many taps each: many that share out what there is, or else with few that are not there; as many to every thread.
     fn channels(&self, taps: u32, channels: u32) -> u32 {
-        let (sharing, line) = (self.right().sharing(), (self.rows + self.cols + 2 * PAD) * size_of::<f32>() as u32);
+        let (sharing, line) = (self.right().sharing(), (self.left().pitch() + self.right().pitch()) * size_of::<f32>() as u32);
         let most = (DEEPEST.min(SHARED_BYTES / line) / taps).max(1);
         let exact = |deep: &u32| channels.is_multiple_of(*deep) && 2 * deep >= most;
         let frugal = |deep: &u32| channels.next_multiple_of(*deep) * 8 <= channels * 9;
@@ -197,7 +202,7 @@ impl Block {
         if self.kind() == Kind::Map { self.gather.unwrap_or_default().taps } else { (1, 1) }
     }
 
-    /// A in shared memory.
+    /// A in shared memory, where a thread's rows are neighbours.
     pub(crate) fn left(&self) -> Side {
         Side {
             lines: self.rows,
@@ -207,12 +212,21 @@ impl Block {
             exact: self.exact,
             packing: Packing::Plain,
             units: self.units(),
+            pad: if self.reads_fours() { AT_ONCE } else { 1 },
+            apart: 1,
         }
     }
 
     /// B in shared memory.
     pub(crate) fn right(&self) -> Side {
-        Side { lines: self.cols, along_k: self.b_along_k, packing: self.packing, ..self.left() }
+        let apart = if self.reads_fours() { self.across() } else { 1 };
+        Side { lines: self.cols, along_k: self.b_along_k, packing: self.packing, apart, ..self.left() }
+    }
+
+    /// Whether shared memory is laid out for reads of four numbers: where a thread has eight columns. Of fewer it uses each number less often, and what reads save is lost again: a
+    /// block of 16 x 128 has so many threads to a row that they would put their numbers into the same banks, and one of 64 x 64 takes registers more (by RADV's compiler).
+    fn reads_fours(&self) -> bool {
+        self.wide == 2 * AT_ONCE
     }
 
     /// Whether rows of C can be added up where B was: there is a thread to each, and room for a number of every thread's rows.

@@ -7,7 +7,7 @@
 #![allow(clippy::too_many_arguments, reason = "a kernel's helper has no struct of borrowed tensors to take them in")]
 
 use super::args::Image;
-use super::block::{Gather, Kind, Side};
+use super::block::{AT_ONCE, Gather, Kind, Side};
 use super::packing::{Packing, number_at};
 use cubecl::prelude::*;
 
@@ -23,6 +23,17 @@ pub(super) struct Copies {
     mark: Array<u32>,
     /// Of a matrix that is scaled by rows, the row in memory, from that where the block of terms begins.
     row: Array<u32>,
+}
+
+/// The place of a line among those of a term. Of lines whose numbers add up to this one without a carry, as a multiple of so many and less than that, it is the sum of theirs.
+#[cube]
+pub(super) fn of_line(line: u32, #[comptime] side: Side) -> u32 {
+    let apart = comptime!(side.apart);
+    if comptime!(apart == 1) {
+        line
+    } else {
+        line / comptime!(AT_ONCE * apart) * comptime!(AT_ONCE * apart) + line % apart * AT_ONCE + line / apart % AT_ONCE
+    }
 }
 
 /// A matrix by steps.
@@ -49,7 +60,7 @@ pub(super) fn of_matrix(first: u32, count: u32, line_step: usize, k_step: usize,
             + k as usize * k_step
             + down as usize * image.a_tap_y
             + across as usize * image.a_tap_x;
-        to[i as usize] = (k * taps + tap) * comptime!(side.pitch()) + line;
+        to[i as usize] = (k * taps + tap) * comptime!(side.pitch()) + of_line(line, side);
         mark[i as usize] = k;
         if comptime!(scaled) {
             row[i as usize] = if comptime!(side.along_k) { clamp_max(first + line, count - 1) } else { k };
@@ -120,7 +131,7 @@ pub(super) fn of_map(first: u32, count: u32, image: &Image, #[comptime] gather: 
             }
         }
         from[i as usize] = (at / image.pixels) as usize * image.image + place(y, x, image) + channel as usize * image.channel;
-        to[i as usize] = channel * comptime!(gather.count() * side.pitch()) + line;
+        to[i as usize] = channel * comptime!(gather.count() * side.pitch()) + of_line(line, side);
         mark[i as usize] = inside;
     }
     Copies { from, to, mark, row: Array::<u32>::new(1usize) }
@@ -207,7 +218,7 @@ pub(super) fn of_taps(first: u32, count: u32, image: &Image, #[comptime] gather:
             (line / comptime!(gather.count())) as usize * image.channel + down as usize * image.row + across as usize * image.pixel;
         mark[i as usize] = down * 65536u32 + across;
     }
-    to[0] = UNIT_POS % comptime!(side.deep) * comptime!(side.pitch()) + UNIT_POS / comptime!(side.deep);
+    to[0] = UNIT_POS % comptime!(side.deep) * comptime!(side.pitch()) + of_line(UNIT_POS / comptime!(side.deep), side);
     Copies { from, to, mark, row: Array::<u32>::new(1usize) }
 }
 
@@ -242,12 +253,20 @@ pub(super) fn fetch_taps<E: Numeric>(
     all
 }
 
-/// How many numbers a thread has, and how they follow each other in shared memory: in runs of so many, so far apart.
-fn runs(kind: Kind, side: Side) -> (u32, u32, u32) {
+/// How many of a thread's numbers have their place in shared memory by one: a line's terms, or the lines of a pixel.
+fn run(kind: Kind, side: Side) -> u32 {
     match kind {
-        Kind::Matrix => (side.each(), 1, 0),
-        Kind::Map => (side.each(), side.each() / side.own_lines(), side.pitch()),
-        Kind::Taps => (side.each(), side.each(), side.units / side.deep),
+        Kind::Matrix => 1,
+        Kind::Map => side.each() / side.own_lines(),
+        Kind::Taps => side.each(),
+    }
+}
+
+/// How far behind it the `i`th of them is.
+fn behind(i: u32, kind: Kind, side: Side) -> u32 {
+    match kind {
+        Kind::Taps => of_line(i * side.units / side.deep, side),
+        Kind::Matrix | Kind::Map => i * side.pitch(),
     }
 }
 
@@ -263,9 +282,9 @@ pub(super) fn put(
     #[comptime] kind: Kind,
     #[comptime] side: Side,
 ) {
-    let (each, run, step) = comptime!(runs(kind, side));
+    let run = comptime!(run(kind, side));
     #[unroll]
-    for i in 0..each {
+    for i in 0..comptime!(side.each()) {
         let place = comptime!((i / run) as usize);
         let mut value = values[i as usize];
         if comptime!(kind == Kind::Map) {
@@ -281,6 +300,35 @@ pub(super) fn put(
         } else if comptime!(!side.exact) {
             value = select(copies.mark[place] < left, value, 0.0f32);
         }
-        to[(copies.to[place] + comptime!(i % run * step)) as usize] = value;
+        to[(copies.to[place] + comptime!(behind(i % run, kind, side))) as usize] = value;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::block::Block;
+    use super::*;
+
+    /// Every line has a place of its own, four of a thread's columns are neighbours, and places add up where the kernel takes that for granted.
+    #[test]
+    fn a_threads_columns_lie_by_fours() {
+        for (m, n) in [(16, 40), (16, 102_400), (32, 400), (32, 102_400), (64, 400), (64, 102_400)] {
+            let block = Block::new(m, n, 1, 128);
+            let side = block.right();
+            let mut places: Vec<u32> = (0..side.lines).map(|line| of_line(line, side)).collect();
+            let step = side.units / side.deep;
+            for col in 0..block.across() {
+                for i in 0..block.wide {
+                    let first = if block.wide == 8 { of_line(i * block.across(), side) + 4 * col } else { i * block.across() + col };
+                    assert_eq!(places[(i * block.across() + col) as usize], first, "{block:?}");
+                    assert!(block.wide < 8 || first % 4 == i % 4, "{block:?}");
+                }
+            }
+            for line in 0..side.lines {
+                assert_eq!(places[line as usize], of_line(line % step, side) + of_line(line / step * step, side), "{block:?}");
+            }
+            places.sort_unstable();
+            assert!(places.into_iter().eq(0..side.lines), "{block:?}");
+        }
     }
 }

@@ -15,8 +15,8 @@
 #![allow(clippy::too_many_arguments, reason = "a kernel's helper has no struct of borrowed tensors to take them in")]
 
 use super::args::{Args, Image, Part, multiply};
-use super::block::{Block, Kind};
-use super::copies::{fetch_map, fetch_matrix, fetch_taps, of_map, of_matrix, of_taps, put};
+use super::block::{AT_ONCE, Block, Kind};
+use super::copies::{fetch_map, fetch_matrix, fetch_taps, of_line, of_map, of_matrix, of_taps, put};
 use super::direct::direct_sums;
 use super::launch::fold;
 use super::packing::rounded;
@@ -98,7 +98,7 @@ pub(crate) fn shared_sums<A: Float, B: Numeric, F: Float, S: Float>(
     };
     let mut a_values = Array::<f32>::new(comptime!(left.each() as usize));
     let mut b_values = Array::<f32>::new(comptime!(right.each() as usize));
-    let (row, col) = (part.row, part.col);
+    let col = part.col * comptime!(if right.apart == 1 { 1 } else { AT_ONCE });
 
     // A part without terms reads nothing.
     let outer_end = select(part.start < part.end, part.outer_end, part.outer);
@@ -136,22 +136,21 @@ pub(crate) fn shared_sums<A: Float, B: Numeric, F: Float, S: Float>(
                 }
             }
             if k > part.start {
-                let mut at_a = row;
-                let mut at_b = col;
                 let mut of_a = Array::<f32>::new(comptime!(block.tall as usize));
                 let mut of_b = Array::<f32>::new(comptime!(block.wide as usize));
-                for _term in 0..comptime!(left.depth()) {
+                for term in 0..comptime!(left.depth()) {
+                    // Products and no running sums: a compiler sees by their factors where four numbers lie in one piece, and reads them at once.
+                    let at_a = term * comptime!(left.pitch()) + part.row;
+                    let at_b = term * comptime!(right.pitch()) + col;
                     #[unroll]
                     for n in 0..block.tall {
                         of_a[n as usize] = room.a[(at_a + n) as usize];
                     }
                     #[unroll]
                     for n in 0..block.wide {
-                        of_b[n as usize] = room.b[(at_b + comptime!(n * block.across())) as usize];
+                        of_b[n as usize] = room.b[(at_b + comptime!(of_line(n * block.across(), right))) as usize];
                     }
                     multiply(sums, &of_a, &of_b, block);
-                    at_a += comptime!(left.pitch());
-                    at_b += comptime!(right.pitch());
                 }
             }
             sync_cube();

@@ -127,11 +127,11 @@ const fn row(class: Class, maker: Option<Maker>, size: Size) -> Row {
 const TABLE: [Row; 7] = [
     // A hardware thread of Intel's has 128 registers of 32 bytes (its guide to Gen9 and later graphics), 4 KB for 16 lanes: 8x8 sums of f32 are all of them.
     row(Class::TallMany, Some(Maker::Intel), [64, 64, 8, 4]),
-    // 16 reads of shared memory to 64 multiply-adds. 64 sums, 16 factors and the places of loads are some 120 registers: AMD's and NVIDIA's lanes have up to
+    // 16 numbers of shared memory to 64 multiply-adds, in four reads. 64 sums, 16 factors and the places of loads are some 120 registers: AMD's and NVIDIA's lanes have up to
     // 256, and with half of them taken two to eight waves a scheduler are left to hide memory. Software devices have no such registers and take this size all
     // the same, because what is tested there is to be what cards run.
     row(Class::TallMany, None, [64, 128, 8, 8]),
-    // Twice the workgroups where there are few: a GPU that is half idle loses more than 12 reads to 32 multiply-adds do.
+    // Twice the workgroups where there are few: a GPU that is half idle loses more than 12 numbers to 32 multiply-adds do.
     row(Class::Tall, None, [64, 64, 8, 4]),
     // 32 and 48 channels are most of YOLOv8n's large maps: wide blocks share their weights among 128 pixels.
     row(Class::MediumMany, None, [32, 128, 4, 8]),

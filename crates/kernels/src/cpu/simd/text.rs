@@ -183,7 +183,7 @@ macro_rules! micro_kernels {
             fn reduce_tile(self, _: &mut (), t: ReduceTile<'_>) {
                 t.check(L, $most, 1);
                 // SAFETY: `self` proves the features, the bounds were checked, and each arm's R and N are those of the tile.
-                unsafe { with_sizes!(t, [$($sizes)*] $most, self::reduce) }
+                unsafe { with_sizes!((t.rows.len(), t.vectors), [$($sizes)*] $most, |R, N| reduce::<R, N>(t)) }
             }
         }
     };

@@ -76,10 +76,7 @@ impl Convolution {
         let dims @ [co, ci, ..] = weight.dims();
         let host = |x: FlexTensor| values(&contiguous(x)).to_vec();
         bias.iter().for_each(|bias| shapes::expect("bias", bias.dims(), [co]));
-        let bias = match bias {
-            Some(bias) => Some(host(flex(bias)?)),
-            None => None,
-        };
+        let bias = if let Some(bias) = bias { Some(host(flex(bias)?)) } else { None };
         let shape = ConvShape::new([1, ci, 0, 0], dims, config.stride, config.padding);
         let weights = Prepared::new(&shape, config.lowering, precision, &host(flex(weight)?));
         Some(Self { shape, weights, bias, silu })

@@ -36,10 +36,7 @@ pub fn listen<R>(leaves: Leaves, listener: Listener, work: impl FnOnce() -> R) -
 /// What the graph calls a tensor of the processor that has gradients.
 pub fn leaf<const D: usize>(x: Tensor<D>) -> Option<u64> {
     let DispatchTensorKind::Autodiff(inner) = x.into_dispatch().kind else { return None };
-    match *inner {
-        DispatchTensorKind::Flex(BackendTensor::Autodiff(tensor)) => Some(tensor.id().value),
-        _ => None,
-    }
+    if let DispatchTensorKind::Flex(BackendTensor::Autodiff(tensor)) = *inner { Some(tensor.id().value) } else { None }
 }
 
 /// Tells the gradient of `weight`, to which nothing is added any more.

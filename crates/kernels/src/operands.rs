@@ -45,10 +45,7 @@ pub enum Maybe<B: Backend> {
 impl<B: Backend> Maybe<B> {
     /// As an option.
     pub fn into_option(self) -> Option<FloatTensor<B>> {
-        match self {
-            Self::None => None,
-            Self::Some(tensor) => Some(tensor),
-        }
+        if let Self::Some(tensor) = self { Some(tensor) } else { None }
     }
 }
 

@@ -62,9 +62,7 @@ task! {
             }
         }
     }
-}
 
-task! {
     /// Computes the gradients of some keys of a key head, and of their values: rows of dk and dv.
     pub(super) fn key_grads<S>(s, inputs: Inputs<'a>, above: Above<'a>, key_head: usize, keys: Range<usize>, out: [Vec<&'a mut [f32]>; 2]) {
         let (Inputs { sizes, scale, .. }, mut out) = (inputs, out);

@@ -95,15 +95,11 @@ fn soften<S: Simd>(s: S, row: &mut [f32], seen: Range<usize>, scale: f32, (max, 
 #[inline(always)]
 fn largest<S: Simd>(s: S, row: &[f32]) -> f32 {
     let parts = row.chunks_exact(S::LANES);
-    let mut max = parts.remainder().iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    if row.len() >= S::LANES {
-        let mut vector = s.load(row);
-        for part in parts {
-            vector = s.max(vector, s.load(part));
-        }
-        let mut lanes = [f32::NEG_INFINITY; MAX_LANES];
-        s.store(vector, &mut lanes);
-        max = lanes[..S::LANES].iter().copied().fold(max, f32::max);
+    let rest = parts.remainder();
+    let (mut vector, mut lanes) = (s.splat(f32::NEG_INFINITY), [0.0; MAX_LANES]);
+    for part in parts {
+        vector = s.max(vector, s.load(part));
     }
-    max
+    s.store(vector, &mut lanes);
+    rest.iter().chain(&lanes[..S::LANES]).copied().fold(f32::NEG_INFINITY, f32::max)
 }

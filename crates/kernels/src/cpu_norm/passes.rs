@@ -41,6 +41,14 @@ impl Channel {
     }
 }
 
+/// The whole vectors of both, and what is left of each: a loop over parts that are all whole has no branches, and more of it is under way at once.
+#[inline(always)]
+fn split<'a, S: Simd>(x: &'a [f32], out: &'a mut [f32]) -> ([&'a [f32]; 2], [&'a mut [f32]; 2]) {
+    let whole = x.len() / S::LANES * S::LANES;
+    let ((x, rest), (out, rest_out)) = (x.split_at(whole), out.split_at_mut(whole));
+    ([x, rest], [out, rest_out])
+}
+
 task! {
     /// `[Σ (x - centre), Σ (x - centre)²]`.
     pub(super) fn sums<S>(simd, x: &'a [f32], centre: f32) -> [f64; 2] {
@@ -66,17 +74,7 @@ task! {
         }
         sums
     }
-}
 
-/// The whole vectors of both, and what is left of each: a loop over parts that are all whole has no branches, and more of it is under way at once.
-#[inline(always)]
-fn split<'a, S: Simd>(x: &'a [f32], out: &'a mut [f32]) -> ([&'a [f32]; 2], [&'a mut [f32]; 2]) {
-    let whole = x.len() / S::LANES * S::LANES;
-    let ((x, rest), (out, rest_out)) = (x.split_at(whole), out.split_at_mut(whole));
-    ([x, rest], [out, rest_out])
-}
-
-task! {
     /// out = silu(z) or z.
     pub(super) fn output<S>(simd, x: &'a [f32], channel: Channel, silu: bool, out: &'a mut [f32]) {
         let ([x, rest], [out, rest_out]) = split::<S>(x, out);
@@ -85,9 +83,7 @@ task! {
         }
         simd.write(channel.output(simd, simd.read(rest), silu), rest_out);
     }
-}
 
-task! {
     /// dy becomes `dz = dy s (1 + z (1 - s))`, s = sigmoid(z), or stays dz; returns `[Σ dz, Σ dz (x - mean)]`.
     pub(super) fn slopes<S>(simd, x: &'a [f32], dy: &'a mut [f32], channel: Channel, silu: bool) -> [f64; 2] {
         let mut sums = [0.0; 2];
@@ -111,9 +107,7 @@ task! {
         }
         sums
     }
-}
 
-task! {
     /// dz becomes dx: `scale (dz - mean_dz - (x - mean) slope)`, where `mean_dz` is dbeta / M and `slope` dgamma rstd / M.
     pub(super) fn input_grad<S>(simd, x: &'a [f32], channel: Channel, mean_dz: f32, slope: f32, dz: &'a mut [f32]) {
         let (mean, scale) = (simd.splat(channel.mean), simd.splat(channel.scale));

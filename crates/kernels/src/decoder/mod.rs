@@ -143,9 +143,7 @@ task! {
         let rho = simd.splat(rho(simd, x, epsilon));
         write(simd, out, |at, n| simd.mul(simd.mul(simd.read(&x[at..at + n]), rho), simd.read(&weight[at..at + n])));
     }
-}
 
-task! {
     /// dy becomes dx = ρ (g - x ρ² mean(g x)), g = w dy.
     fn norm_row_grad<S>(simd, x: &'a [f32], weight: &'a [f32], epsilon: f64, dy: &'a mut [f32]) {
         let rho = rho(simd, x, epsilon);
@@ -162,16 +160,12 @@ task! {
             simd.write(dx, dy);
         }
     }
-}
 
-task! {
     /// out = silu(gate) up.
     fn gated<S>(simd, gate: &'a [f32], up: &'a [f32], out: &'a mut [f32]) {
         write(simd, out, |at, n| simd.mul(simd.silu(simd.read(&gate[at..at + n])), simd.read(&up[at..at + n])));
     }
-}
 
-task! {
     /// dy becomes dgate = dy up s (1 + gate (1 - s)), and dup = dy gate s.
     fn gated_grad<S>(simd, gate: &'a [f32], up: &'a [f32], dy: &'a mut [f32], dup: &'a mut [f32]) {
         for (i, (dy, dup)) in dy.chunks_mut(S::LANES).zip(dup.chunks_mut(S::LANES)).enumerate() {
@@ -185,9 +179,7 @@ task! {
             simd.write(simd.mul(simd.mul(d, simd.read(&up[at..at + n])), slope), dy);
         }
     }
-}
 
-task! {
     /// `[x1 cos - x2 sin, x2 cos + x1 sin]` of one head's d values; `sin` times `sign`.
     fn turn<S>(simd, x: &'a [f32], cos: &'a [f32], sin: &'a [f32], sign: f32, out: &'a mut [f32]) {
         let (x1, x2) = x.split_at(cos.len());

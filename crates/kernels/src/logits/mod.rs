@@ -104,9 +104,7 @@ task! {
         }
         total
     }
-}
 
-task! {
     /// `out[j] = Σ k e_k / Σ e_k` with `e_k = exp(x[k * stride + j] - max)`, over `bins` rows.
     fn expected<S>(simd, x: &'a [f32], stride: usize, bins: usize, out: &'a mut [f32]) {
         let rows = || x.chunks(stride).take(bins);

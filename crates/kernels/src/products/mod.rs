@@ -165,10 +165,8 @@ fn settled(weight: StoredWeight<Flex>) -> StoredWeight<Flex> {
 
 /// Whether our kernels know the types of x and of the map.
 fn ours(x: &FlexTensor, StoredMap { weight, bias, branch }: &StoredMap<Flex>) -> bool {
-    let unknown = match weight {
-        StoredWeight::Dense(weight) => !matches!(weight.dtype(), DType::F32 | DType::BF16 | DType::F16),
-        StoredWeight::Blocks { .. } => false,
-    };
+    let known = |weight: &FlexTensor| matches!(weight.dtype(), DType::F32 | DType::BF16 | DType::F16);
+    let unknown = matches!(weight, StoredWeight::Dense(weight) if !known(weight));
     let of_bias = matches!(bias, Maybe::Some(bias) if !all_f32([bias]));
     let of_branch = matches!(branch, Branch::LowRank(StoredBranch { a, b, .. }) if !all_f32([a, b]));
     all_f32([x]) && !(unknown || of_bias || of_branch)

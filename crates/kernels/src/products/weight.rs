@@ -183,10 +183,7 @@ pub enum Branch<B: Backend> {
 impl<B: Backend> Branch<B> {
     /// As an option.
     pub fn into_option(self) -> Option<StoredBranch<B>> {
-        match self {
-            Self::Zero => None,
-            Self::LowRank(branch) => Some(branch),
-        }
+        if let Self::LowRank(branch) = self { Some(branch) } else { None }
     }
 }
 

@@ -284,10 +284,8 @@ impl Task for Strip<'_, '_> {
                             // A packed strip is near already.
                             let prefetch = view.direct && panel == 0;
                             let (accumulate, starts) = (start > 0, Starts::Table(offsets));
-                            let c = match straight {
-                                true => To::Rows(out, from),
-                                false => To::Block(&mut results[at..at + count * tile_len], S::NR),
-                            };
+                            let block = at..at + count * tile_len;
+                            let c = if straight { To::Rows(out, from) } else { To::Block(&mut results[block], S::NR) };
                             s.tile(&mut unit, Tile { a, panel: apart, group, b, starts, c, rows, cols, accumulate, prefetch });
                             if last && !straight {
                                 for (row, out) in out[..rows].iter_mut().enumerate() {

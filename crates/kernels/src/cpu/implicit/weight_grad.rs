@@ -169,6 +169,47 @@ task! {
             }
         }
     }
+
+    /// Adds the parts' sums of one group, `stride` apart, and transposes them to the order of the weights; they are in the order
+    /// `(channel / of, tap, channel % of)`.
+    fn reduce<S>(s, shared: &'a Shared<'a>, sums: &'a [f32], stride: usize, dw: &'a mut [f32]) {
+        let Shared { shape, channels: Group { size: of, .. }, group, .. } = *shared;
+        let taps = shape.kernel[0] * shape.kernel[1];
+        let depth = shape.in_channels * taps;
+        let mut block = [0.0; MAX_LANES * MAX_LANES];
+        let mut columns = [0.0; MAX_LANES * MAX_LANES];
+        let outputs = dw.len() / depth;
+        let all = depth.next_multiple_of(taps * of);
+        // Where the weights, `[channel][tap]`, have what the sums have here.
+        let place = |at: usize| (at / of / taps * of + at % of) * taps + at / of % taps;
+        for k in (0..all).step_by(S::LANES) {
+            let rows = S::LANES.min(all - k);
+            for lane in (0..outputs).step_by(S::LANES) {
+                for r in 0..rows {
+                    let at = (k + r) * group + lane;
+                    let mut v = s.load(&sums[at..]);
+                    for part in sums[at..].chunks(stride).skip(1) {
+                        v = s.add(v, s.load(part));
+                    }
+                    s.store(v, &mut block[r * S::LANES..]);
+                }
+                s.transpose(&block, S::LANES, rows, S::LANES, &mut columns, S::LANES);
+                for c in 0..S::LANES.min(outputs - lane) {
+                    let (dw, sums) = (&mut dw[(lane + c) * depth..][..depth], &columns[c * S::LANES..][..rows]);
+                    if of == 1 {
+                        dw[k..k + rows].copy_from_slice(sums);
+                        continue;
+                    }
+                    for (at, &sum) in (k..).zip(sums) {
+                        // Channels that fill up the last group have no weights.
+                        if let Some(dw) = dw.get_mut(place(at)) {
+                            *dw = sum;
+                        }
+                    }
+                }
+            }
+        }
+    }
 }
 
 /// The images, one or two, whose terms the `cell`-th cells hold.
@@ -214,49 +255,6 @@ fn transpose_gradient<S: Simd>(s: S, shared: &Shared<'_>, cell: usize, row: usiz
             let zeros = if channels > 0 { len..len + junk } else { 0..len + junk };
             for p in zeros {
                 s.store(s.zero(), &mut pixels[p * width + lane..]);
-            }
-        }
-    }
-}
-
-task! {
-    /// Adds the parts' sums of one group, `stride` apart, and transposes them to the order of the weights; they are in the order
-    /// `(channel / of, tap, channel % of)`.
-    fn reduce<S>(s, shared: &'a Shared<'a>, sums: &'a [f32], stride: usize, dw: &'a mut [f32]) {
-        let Shared { shape, channels: Group { size: of, .. }, group, .. } = *shared;
-        let taps = shape.kernel[0] * shape.kernel[1];
-        let depth = shape.in_channels * taps;
-        let mut block = [0.0; MAX_LANES * MAX_LANES];
-        let mut columns = [0.0; MAX_LANES * MAX_LANES];
-        let outputs = dw.len() / depth;
-        let all = depth.next_multiple_of(taps * of);
-        // Where the weights, `[channel][tap]`, have what the sums have here.
-        let place = |at: usize| (at / of / taps * of + at % of) * taps + at / of % taps;
-        for k in (0..all).step_by(S::LANES) {
-            let rows = S::LANES.min(all - k);
-            for lane in (0..outputs).step_by(S::LANES) {
-                for r in 0..rows {
-                    let at = (k + r) * group + lane;
-                    let mut v = s.load(&sums[at..]);
-                    for part in sums[at..].chunks(stride).skip(1) {
-                        v = s.add(v, s.load(part));
-                    }
-                    s.store(v, &mut block[r * S::LANES..]);
-                }
-                s.transpose(&block, S::LANES, rows, S::LANES, &mut columns, S::LANES);
-                for c in 0..S::LANES.min(outputs - lane) {
-                    let (dw, sums) = (&mut dw[(lane + c) * depth..][..depth], &columns[c * S::LANES..][..rows]);
-                    if of == 1 {
-                        dw[k..k + rows].copy_from_slice(sums);
-                        continue;
-                    }
-                    for (at, &sum) in (k..).zip(sums) {
-                        // Channels that fill up the last group have no weights.
-                        if let Some(dw) = dw.get_mut(place(at)) {
-                            *dw = sum;
-                        }
-                    }
-                }
             }
         }
     }

@@ -68,9 +68,7 @@ task! {
             }
         }
     }
-}
 
-task! {
     /// `LANES` output channels in all phases: the taps of each, and its panels, the last channels' cut to whole panels that exist.
     fn columns<S, 'b>(s, product: &'a Product<'a>, first: usize, phases: &'a mut [(&'b [Tap], &'b mut [f32])]) {
         let (inputs, taps) = (product.source.channels, product.taps());

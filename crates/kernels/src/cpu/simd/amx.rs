@@ -12,7 +12,7 @@ use std::marker::PhantomData;
 
 use half::bf16;
 
-use super::set::{Group, ReduceTile, Tile, To, Vectors, end};
+use super::set::{Group, ReduceTile, Tile, To, Vectors, end, with_sizes};
 
 /// Rows of the sums.
 const PANEL: usize = 32;
@@ -250,14 +250,7 @@ impl<U: Unit> Set<U> {
         let unit = &mut self.unit;
         let mut done = [0.0; PANEL * WIDTH];
         // SAFETY: a set has the unit; the bounds were checked.
-        unsafe {
-            match (t.rows.len(), t.vectors) {
-                (1, 1) => reduce::<U, 1, 1>(unit, &t, &mut done),
-                (1, _) => reduce::<U, 1, 2>(unit, &t, &mut done),
-                (_, 1) => reduce::<U, 2, 1>(unit, &t, &mut done),
-                (_, _) => reduce::<U, 2, 2>(unit, &t, &mut done),
-            }
-        }
+        unsafe { with_sizes!((t.rows.len(), t.vectors), [1] 2, |M, N| reduce::<U, M, N>(unit, &t, &mut done)) };
         let rows = t.rows.len() * t.group.size;
         for (c, row) in t.c.chunks_mut(t.ldc).zip(done.chunks_exact(WIDTH)).take(rows) {
             for (c, row) in c[..t.vectors * SIDE].chunks_exact_mut(SIDE).zip(row.chunks_exact(SIDE)) {

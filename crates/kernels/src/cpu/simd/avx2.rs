@@ -15,7 +15,7 @@ use std::arch::x86_64::{
 use half::bf16;
 
 use super::set::{ReduceTile, Simd, Starts, Task, Tile, Vectors, end, with_sizes};
-use super::text::{FIRST, SECOND, WRITE, entrance, micro_kernels, prefetch, prefetch_lines, proved, transposes, vectors};
+use super::text::{FIRST, SECOND, WRITE, entrance, micro_kernels, prefetch, prefetch_lines, proved, transposed_lanes, transposes, vectors};
 
 /// Proof that the processor has the features.
 #[derive(Clone, Copy)]
@@ -90,18 +90,7 @@ micro_kernels!(Avx2, "avx2,fma", __m256i, [1 2 3 4 5] 6);
 /// 8 x 8 transpose: pairs of rows, pairs of pairs within 128-bit lanes, then the two lanes.
 #[target_feature(enable = "avx2,fma")]
 fn transpose8(r: [__m256; L]) -> [__m256; L] {
-    let mut u = r;
-    for q in 0..2 {
-        let [a, b, c, d] = [r[4 * q], r[4 * q + 1], r[4 * q + 2], r[4 * q + 3]];
-        let lo0 = _mm256_castps_pd(_mm256_unpacklo_ps(a, b));
-        let hi0 = _mm256_castps_pd(_mm256_unpackhi_ps(a, b));
-        let lo1 = _mm256_castps_pd(_mm256_unpacklo_ps(c, d));
-        let hi1 = _mm256_castps_pd(_mm256_unpackhi_ps(c, d));
-        u[4 * q] = _mm256_castpd_ps(_mm256_unpacklo_pd(lo0, lo1));
-        u[4 * q + 1] = _mm256_castpd_ps(_mm256_unpackhi_pd(lo0, lo1));
-        u[4 * q + 2] = _mm256_castpd_ps(_mm256_unpacklo_pd(hi0, hi1));
-        u[4 * q + 3] = _mm256_castpd_ps(_mm256_unpackhi_pd(hi0, hi1));
-    }
+    let u = transposed_lanes!(r, _mm256_unpacklo_ps, _mm256_unpackhi_ps, _mm256_shuffle_ps);
     let mut out = u;
     for j in 0..4 {
         out[j] = _mm256_permute2f128_ps::<0x20>(u[j], u[4 + j]);

@@ -17,7 +17,7 @@ use half::bf16;
 
 use super::portable::Single;
 use super::set::{ReduceTile, Simd, Starts, Task, Tile, Vectors, end, with_sizes};
-use super::text::{FIRST, SECOND, WRITE, entrance, micro_kernels, prefetch, prefetch_lines, proved, transposes, vectors};
+use super::text::{FIRST, SECOND, WRITE, entrance, micro_kernels, prefetch, prefetch_lines, proved, transposed_lanes, transposes, vectors};
 
 /// Proof that the processor has the features, and what multiplies cells of `C`: single values, pairs, or those of a unit for matrices.
 #[derive(Clone, Copy)]
@@ -77,18 +77,7 @@ micro_kernels!(Avx512, "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma", __mmask16,
 /// 16 x 16 transpose: pairs of rows, then pairs of pairs within 128-bit lanes, then the lanes themselves.
 #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]
 fn transpose16(r: [__m512; L]) -> [__m512; L] {
-    let mut u = r;
-    for q in 0..4 {
-        let [a, b, c, d] = [r[4 * q], r[4 * q + 1], r[4 * q + 2], r[4 * q + 3]];
-        let lo0 = _mm512_castps_pd(_mm512_unpacklo_ps(a, b));
-        let hi0 = _mm512_castps_pd(_mm512_unpackhi_ps(a, b));
-        let lo1 = _mm512_castps_pd(_mm512_unpacklo_ps(c, d));
-        let hi1 = _mm512_castps_pd(_mm512_unpackhi_ps(c, d));
-        u[4 * q] = _mm512_castpd_ps(_mm512_unpacklo_pd(lo0, lo1));
-        u[4 * q + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(lo0, lo1));
-        u[4 * q + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(hi0, hi1));
-        u[4 * q + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(hi0, hi1));
-    }
+    let u = transposed_lanes!(r, _mm512_unpacklo_ps, _mm512_unpackhi_ps, _mm512_shuffle_ps);
     let mut out = u;
     for j in 0..4 {
         let a = _mm512_shuffle_f32x4::<0x44>(u[j], u[4 + j]);

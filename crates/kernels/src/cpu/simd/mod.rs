@@ -40,6 +40,7 @@ use std::cell::Cell;
 use std::sync::OnceLock;
 
 use crate::policy::Precision;
+pub(crate) use set::with_sizes;
 pub use set::{Group, MAX_LANES, Offsets, ReduceTile, Simd, Starts, Task, Tile, To};
 
 /// The sizes of an instruction set, constants of [`Simd`], for code that divides work before it runs in one.

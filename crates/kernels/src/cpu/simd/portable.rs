@@ -203,7 +203,7 @@ impl<C: Cells, const L: usize, const MR: usize> Simd for Arrays<C, L, MR> {
     #[inline(always)]
     fn reduce_tile(self, _: &mut (), t: ReduceTile<'_>) {
         t.check(L, Self::REDUCE_ROWS, 1);
-        with_sizes!(t, [1 2 3 4 5] 6, Self::reduce)
+        with_sizes!((t.rows.len(), t.vectors), [1 2 3 4 5] 6, |R, N| Self::reduce::<R, N>(t))
     }
 }
 

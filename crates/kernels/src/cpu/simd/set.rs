@@ -236,19 +236,23 @@ pub(super) fn end(rows: usize, stride: usize, width: usize) -> usize {
     if rows == 0 { 0 } else { (rows - 1).saturating_mul(stride).saturating_add(width) }
 }
 
-/// Calls a micro-kernel for [`Simd::reduce_tile`], generic over the rows and the vectors, with those of the tile; the last number of rows
-/// is the instruction set's greatest.
+/// Calls a micro-kernel with the rows and the vectors, 1 or 2, of its tile as constants; the last number of rows is the greatest.
 macro_rules! with_sizes {
-    ($t:ident, [$($rows:literal)*] $most:literal, $place:ident::$reduce:ident) => {
-        match ($t.rows.len(), $t.vectors) {
-            $(($rows, 1) => $place::$reduce::<$rows, 1>($t),)*
-            (_, 1) => $place::$reduce::<$most, 1>($t),
-            $(($rows, _) => $place::$reduce::<$rows, 2>($t),)*
-            (_, _) => $place::$reduce::<$most, 2>($t),
+    ($sizes:expr, [$($rows:literal)*] $most:literal, |$r:ident, $n:ident| $call:expr) => {
+        match $sizes {
+            $(($rows, 1) => with_sizes!($r = $rows, $n = 1, $call),)*
+            (_, 1) => with_sizes!($r = $most, $n = 1, $call),
+            $(($rows, _) => with_sizes!($r = $rows, $n = 2, $call),)*
+            (_, _) => with_sizes!($r = $most, $n = 2, $call),
         }
     };
+    ($r:ident = $rows:literal, $n:ident = $vectors:literal, $call:expr) => {{
+        const $r: usize = $rows;
+        const $n: usize = $vectors;
+        $call
+    }};
 }
-pub(super) use with_sizes;
+pub(crate) use with_sizes;
 
 /// At least any instruction set's [`Vectors::LANES`].
 pub const MAX_LANES: usize = 16;

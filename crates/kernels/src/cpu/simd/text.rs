@@ -183,7 +183,7 @@ macro_rules! micro_kernels {
             fn reduce_tile(self, _: &mut (), t: ReduceTile<'_>) {
                 t.check(L, $most, 1);
                 // SAFETY: `self` proves the features, the bounds were checked, and each arm's R and N are those of the tile.
-                unsafe { with_sizes!(t, [$($sizes)*] $most, self::reduce) }
+                unsafe { with_sizes!((t.rows.len(), t.vectors), [$($sizes)*] $most, |R, N| reduce::<R, N>(t)) }
             }
         }
     };
@@ -317,6 +317,23 @@ macro_rules! transposes {
     };
 }
 
+/// The first half of the transpose of a square of vectors: pairs of rows, then pairs of pairs, within 128-bit lanes.
+#[cfg(target_arch = "x86_64")]
+macro_rules! transposed_lanes {
+    ($rows:ident, $low:ident, $high:ident, $shuffle:ident) => {{
+        let mut u = $rows;
+        for q in 0..L / 4 {
+            let [a, b, c, d] = [$rows[4 * q], $rows[4 * q + 1], $rows[4 * q + 2], $rows[4 * q + 3]];
+            let (low0, high0, low1, high1) = ($low(a, b), $high(a, b), $low(c, d), $high(c, d));
+            u[4 * q] = $shuffle::<0x44>(low0, low1);
+            u[4 * q + 1] = $shuffle::<0xEE>(low0, low1);
+            u[4 * q + 2] = $shuffle::<0x44>(high0, high1);
+            u[4 * q + 3] = $shuffle::<0xEE>(high0, high1);
+        }
+        u
+    }};
+}
+
 /// How a module with a set of instructions is entered: whether the processor has these features, and a task in a function compiled for them. Where more
 /// has to be asked, the module says itself what is `available`.
 #[cfg(target_arch = "x86_64")]
@@ -341,5 +358,5 @@ macro_rules! entrance {
 }
 
 #[cfg(target_arch = "x86_64")]
-pub(super) use entrance;
+pub(super) use {entrance, transposed_lanes};
 pub(super) use {micro_kernels, proved, transposes, vectors};

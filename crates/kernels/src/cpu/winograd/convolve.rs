@@ -34,7 +34,7 @@ pub fn convolve(level: Level, tiling: &Tiling, filters: &[f32], x: &[f32], epilo
     let parts: Vec<Range<usize>> = split(0..vectors, parts).collect();
     let pieces = distribute(tiling, &groups, &parts, lanes, out).into_par_iter().with_max_len(1);
     if !shared {
-        return pieces.for_each(|piece| multiply(level, tiling, piece, filters, epilogue, Source::Image(x)));
+        return pieces.for_each(|piece| multiply(level, tiling, piece, filters, epilogue, x, None));
     }
     let layout = |rows: &Range<usize>| Layout::new(rows.len() * tiling.across, lanes);
     let stride = groups.iter().map(|rows| layout(rows).block()).max().unwrap_or(0);
@@ -46,8 +46,8 @@ pub fn convolve(level: Level, tiling: &Tiling, filters: &[f32], x: &[f32], epilo
     });
     let v = &*v;
     pieces.for_each(|piece| {
-        let source = Source::Shared(&v[piece.group * blocks * stride..][..blocks * stride], stride);
-        multiply(level, tiling, piece, filters, epilogue, source);
+        let shared = &v[piece.group * blocks * stride..][..blocks * stride];
+        multiply(level, tiling, piece, filters, epilogue, x, Some((shared, stride)));
     });
 }
 
@@ -101,28 +101,23 @@ fn distribute<'a>(tiling: &Tiling, groups: &[Range<usize>], parts: &[Range<usize
     pieces
 }
 
-/// Where the transformed input of a group comes from.
-enum Source<'a> {
-    /// From the images, by the task itself.
-    Image(&'a [f32]),
-    /// From what is shared: its blocks, and the stride between them.
-    Shared(&'a [f32], usize),
-}
+/// The transformed input of a group, where tasks share it: its blocks, and the stride between them.
+type Shared<'a> = Option<(&'a [f32], usize)>;
 
 task! {
-    /// Products and inverse transforms of a piece.
-    fn multiply<S, 'b>(s, t: &'a Tiling, piece: Piece<'b>, filters: &'a [f32], epilogue: Epilogue<'a>, source: Source<'a>) {
+    /// Products and inverse transforms of a piece. What is not shared of x it transforms itself.
+    fn multiply<S, 'b>(s, t: &'a Tiling, piece: Piece<'b>, filters: &'a [f32], epilogue: Epilogue<'a>, x: &'a [f32], shared: Shared<'a>) {
         let (Piece { rows, vectors: of_piece, mut planes, .. }, l) = (piece, S::LANES);
         let (tiles, blocks) = (rows.len() * t.across, t.shape.in_channels.div_ceil(l));
         let (layout, filter_layout) = (Layout::new(tiles, l), Layout::new(blocks * l, l));
         let own;
-        let (v, a_block) = match source {
-            Source::Shared(v, block) => (v, block),
-            Source::Image(values) => {
+        let (v, a_block) = match shared {
+            Some(shared) => shared,
+            None => {
                 let mut transformed = scratch::take(blocks * layout.block());
                 let mut pixels = scratch::take(input::scratch_len(t.shape.width, l));
                 for (block, out) in transformed.chunks_exact_mut(layout.block()).enumerate() {
-                    Transform { tiling: t, values, block, rows: rows.clone(), layout, pixels: &mut pixels, out }.run(s);
+                    Transform { tiling: t, values: x, block, rows: rows.clone(), layout, pixels: &mut pixels, out }.run(s);
                 }
                 own = transformed;
                 (&own[..], layout.block())
@@ -140,10 +135,7 @@ task! {
             }
             for (first, m) in (vector * l..).step_by(l).zip(m.chunks_exact(layout.block())).take(vectors) {
                 let count = l.min(t.shape.out_channels - first);
-                let bias = match epilogue.bias {
-                    Some(bias) => s.load_part(&bias[first..], count),
-                    None => s.zero(),
-                };
+                let bias = if let Some(bias) = epilogue.bias { s.load_part(&bias[first..], count) } else { s.zero() };
                 let mut tile = 0;
                 for (i, (_, top, bottom)) in t.segments(rows.clone()).enumerate() {
                     let planes = &mut planes[i * channels + first - before..][..count];

@@ -14,39 +14,27 @@ use super::super::simd::{Simd, Task};
 use super::tiling::{Layout, Tiling};
 use super::transform;
 
-/// Channels of one image, `[channel][height][width]`.
-struct Image<'a> {
-    channels: &'a [f32],
-    /// How many are to be read, at most `LANES`.
-    count: usize,
-    /// Pixels of a channel.
-    pixels: usize,
+/// The channels of `block` in image `image` of `x`, which has so many of so many pixels: `[channel][height][width]`, at most `lanes` of them.
+fn channels(x: &[f32], [total, pixels]: [usize; 2], image: usize, block: usize, lanes: usize) -> &[f32] {
+    &x[(image * total + block * lanes) * pixels..][..lanes.min(total - block * lanes) * pixels]
 }
 
-impl<'a> Image<'a> {
-    /// The channels of `block` in image `image` of `x`.
-    fn new(x: &'a [f32], total: usize, pixels: usize, image: usize, block: usize, lanes: usize) -> Image<'a> {
-        let count = lanes.min(total - block * lanes);
-        Image { channels: &x[(image * total + block * lanes) * pixels..][..count * pixels], count, pixels }
+/// `out[i][lane] = ` pixel `start + i` of channel `lane`, of so many `pixels` each, zero outside the image, for `i < len`.
+///
+/// `out` needs room for whole vectors of pixels.
+#[inline(always)]
+fn transpose<S: Simd>(s: S, channels: &[f32], pixels: usize, start: isize, len: usize, out: &mut [f32]) {
+    let (l, count) = (S::LANES, channels.len() / pixels);
+    let inside = |i: isize| (i.max(0) as usize).min(pixels);
+    let (first, end) = (inside(start), inside(start + len as isize));
+    if first == end {
+        return out[..len * l].fill(0.0);
     }
-
-    /// `out[i][lane] = ` pixel `start + i` of channel `lane`, zero outside the image, for `i < len`.
-    ///
-    /// `out` needs room for whole vectors of pixels.
-    #[inline(always)]
-    fn transpose<S: Simd>(&self, s: S, start: isize, len: usize, out: &mut [f32]) {
-        let l = S::LANES;
-        let inside = |i: isize| (i.max(0) as usize).min(self.pixels);
-        let (first, end) = (inside(start), inside(start + len as isize));
-        if first == end {
-            return out[..len * l].fill(0.0);
-        }
-        let before = (first as isize - start) as usize;
-        out[..before * l].fill(0.0);
-        out[(before + end - first) * l..len * l].fill(0.0);
-        for (at, len) in aligned(&self.channels[first..end], l) {
-            s.transpose(&self.channels[first + at..], self.pixels, self.count, len, &mut out[(before + at) * l..], l);
-        }
+    let before = (first as isize - start) as usize;
+    out[..before * l].fill(0.0);
+    out[(before + end - first) * l..len * l].fill(0.0);
+    for (at, len) in aligned(&channels[first..end], l) {
+        s.transpose(&channels[first + at..], pixels, count, len, &mut out[(before + at) * l..], l);
     }
 }
 
@@ -89,17 +77,17 @@ impl Task for Transform<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let l = S::LANES;
-        let t = self.tiling;
+        let (t, pixels) = (self.tiling, self.tiling.shape.height * self.tiling.shape.width);
         let (mut upper, mut lower) = self.pixels.split_at_mut(strip_len(t.shape.width, l));
         let mut tile = 0;
         for (image, top, bottom) in t.segments(self.rows) {
-            let image = Image::new(self.values, t.shape.in_channels, t.shape.height * t.shape.width, image, self.block, l);
+            let channels = channels(self.values, [t.shape.in_channels, pixels], image, self.block, l);
             let start = |row: usize| (4 * row as isize - t.shape.padding[0] as isize) * t.shape.width as isize;
-            image.transpose(s, start(top), 4 * t.shape.width, upper);
+            transpose(s, channels, pixels, start(top), 4 * t.shape.width, upper);
             for row in top..bottom {
                 // Below the last row of tiles only two rows of pixels are looked at.
                 let rows = if row + 1 == bottom { 2 } else { 4 };
-                image.transpose(s, start(row + 1), rows * t.shape.width, lower);
+                transpose(s, channels, pixels, start(row + 1), rows * t.shape.width, lower);
                 input_row(s, t, upper, lower, self.layout, &mut self.out[tile * l..]);
                 tile += t.across;
                 std::mem::swap(&mut upper, &mut lower);
@@ -113,12 +101,12 @@ impl Transform<'_> {
     #[inline(always)]
     pub fn gradient<S: Simd>(self, s: S) {
         let l = S::LANES;
-        let t = self.tiling;
+        let (t, pixels) = (self.tiling, self.tiling.out_height * self.tiling.out_width);
         let mut tile = 0;
         for (image, top, bottom) in t.segments(self.rows) {
-            let image = Image::new(self.values, t.shape.out_channels, t.out_height * t.out_width, image, self.block, l);
+            let channels = channels(self.values, [t.shape.out_channels, pixels], image, self.block, l);
             for row in top..bottom {
-                image.transpose(s, (4 * row * t.out_width) as isize, 4 * t.out_width, self.pixels);
+                transpose(s, channels, pixels, (4 * row * t.out_width) as isize, 4 * t.out_width, self.pixels);
                 gradient_row(s, t, self.pixels, self.layout, &mut self.out[tile * l..]);
                 tile += t.across;
             }

@@ -24,7 +24,7 @@ const PARENTS: usize = 2 + MOST_PARTS;
 /// What a convolution's gradients are made of.
 struct Conv<B: Backend> {
     weight: NodeId,
-    /// Weight and bias, beside which their gradients may lie.
+    /// Weight and bias, whose gradients may have places.
     trained: Float<B>,
     bias: Option<Float<B>>,
     /// The parts of x, and their channels.

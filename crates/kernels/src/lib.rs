@@ -49,8 +49,7 @@ pub mod update;
 use burn::backend::Dispatch;
 use burn::tensor::{Device, Tensor};
 
-pub use arena::cube_places::in_place;
-pub use arena::{Places, arena, arena_parts};
+pub use arena::{Places, arena, arena_parts, in_place};
 pub use attention::attention;
 pub use buffers::{forget, next_batch};
 pub use decoder::{rms_norm, rotate, swiglu};

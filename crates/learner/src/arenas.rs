@@ -15,7 +15,7 @@ use crate::entry::Entry;
 pub(crate) struct Piece {
     /// Their indices.
     pub(crate) entries: Vec<usize>,
-    /// Where each parameter group ends, from the end of the one before on, and which it is, or one that is the same; none where nothing is trained.
+    /// Where each parameter group ends, from the end of the one before on, and its number, or that of the first like it; none where nothing is trained.
     pub(crate) groups: Vec<(usize, usize)>,
     pub(crate) places: Places,
 }
@@ -23,8 +23,8 @@ pub(crate) struct Piece {
 /// The arenas of a list of tensors, each of one number format, and trained or not; `None` where none of its tensors has a value.
 pub type Arenas = Vec<Option<Tensor<1>>>;
 
-/// What entries of an arena have in common: whether they are trained, and their number format.
-type Kind = (bool, DType);
+/// What entries of an arena have in common: whether they are trained, or in which group, and their number format.
+type Kind = (Option<usize>, DType);
 
 /// Values of several tensors in an arena at most: an arena is a buffer, and wgpu binds none of 2 GiB, which in f32 are twice as many.
 const MOST: usize = 1 << 28;
@@ -35,14 +35,14 @@ pub(crate) struct Pieces(pub(crate) Vec<Piece>);
 
 impl Pieces {
     /// As few as there are number formats of what is trained and of what is not, and more only where values are too many for one. `first` tells of a group the first
-    /// one that is the same.
-    pub(crate) fn together(entries: &[Entry], first: impl Fn(usize) -> usize) -> Self {
+    /// one that is the same. Each group has arenas of its own if they are to be `of_one`.
+    pub(crate) fn together(entries: &[Entry], first: impl Fn(usize) -> usize, of_one: bool) -> Self {
         let mut pieces = Vec::<(Kind, usize, Vec<usize>)>::new();
         let mut sorted: Vec<usize> = (0..entries.len()).collect();
         sorted.sort_by_key(|&i| entries[i].group.map(&first));
         for i in sorted {
             let entry = &entries[i];
-            let (kind, numel) = ((entry.group.is_some(), entry.dtype), entry.numel());
+            let (kind, numel) = ((entry.group.map(|group| if of_one { first(group) } else { 0 }), entry.dtype), entry.numel());
             match pieces.iter_mut().find(|(k, values, _)| *k == kind && *values + numel <= MOST) {
                 Some((_, values, members)) => {
                     *values += numel;
@@ -157,7 +157,7 @@ mod tests {
         let members = |lengths: &[usize]| {
             let entry = |&len: &usize| Entry { name: "w".into(), shape: vec![len], group: Some(0), dtype: DType::F32 };
             let entries: Vec<Entry> = lengths.iter().map(entry).collect();
-            Pieces::together(&entries, |group| group).0.into_iter().map(|piece| piece.entries).collect::<Vec<_>>()
+            Pieces::together(&entries, |group| group, false).0.into_iter().map(|piece| piece.entries).collect::<Vec<_>>()
         };
         assert_eq!(members(&[100, 200]), [vec![0, 1]]);
         assert_eq!(members(&[200_000_000, 200_000_000, 100]), [vec![0, 2], vec![1]]);
@@ -169,13 +169,15 @@ mod tests {
         let groups = [Some(2), None, Some(0), Some(1), Some(2), Some(0)];
         let entry = |group: Option<usize>| Entry { name: "w".into(), shape: vec![100], group, dtype: DType::F32 };
         let entries: Vec<Entry> = groups.into_iter().map(entry).collect();
-        let of = |first: fn(usize) -> usize| {
-            let pieces = Pieces::together(&entries, first).0;
+        let of = |first: fn(usize) -> usize, of_one: bool| {
+            let pieces = Pieces::together(&entries, first, of_one).0;
             pieces.into_iter().map(|piece| (piece.entries, piece.groups)).collect::<Vec<_>>()
         };
         let kept = (vec![1], vec![]);
-        assert_eq!(of(|group| group), [kept.clone(), (vec![2, 5, 3, 0, 4], vec![(256, 0), (384, 1), (612, 2)])]);
+        assert_eq!(of(|group| group, false), [kept.clone(), (vec![2, 5, 3, 0, 4], vec![(256, 0), (384, 1), (612, 2)])]);
         // The second is as the first.
-        assert_eq!(of(|group| if group == 1 { 0 } else { group }), [kept, (vec![2, 3, 5, 0, 4], vec![(384, 0), (612, 2)])]);
+        let two_alike = |group| if group == 1 { 0 } else { group };
+        assert_eq!(of(two_alike, false), [kept.clone(), (vec![2, 3, 5, 0, 4], vec![(384, 0), (612, 2)])]);
+        assert_eq!(of(two_alike, true), [kept, (vec![2, 3, 5], vec![(356, 0)]), (vec![0, 4], vec![(228, 2)])]);
     }
 }

@@ -135,7 +135,7 @@ impl Layout {
         }
         let mut names = Names { path: Path::default(), layout: Self::from_entries(Vec::new()), role_of };
         model.visit(&mut names);
-        let pieces = Pieces::together(&names.layout.entries, |group| group);
+        let pieces = Pieces::together(&names.layout.entries, |group| group, false);
         Self { pieces, ..names.layout }
     }
 
@@ -165,9 +165,9 @@ impl Layout {
         ids.twice
     }
 
-    /// The same where groups that are alike, of which `first` tells the first one, are one range of an arena.
-    pub(crate) fn together(self, first: impl Fn(usize) -> usize) -> Self {
-        Self { pieces: Pieces::together(&self.entries, first), ..self }
+    /// The same where groups that are alike, of which `first` tells the first one, are one range of an arena, or the whole of it if it is to be `of_one`.
+    pub(crate) fn together(self, first: impl Fn(usize) -> usize, of_one: bool) -> Self {
+        Self { pieces: Pieces::together(&self.entries, first, of_one), ..self }
     }
 
     /// The same with every tensor in an arena of its own.
@@ -177,7 +177,7 @@ impl Layout {
 
     /// A layout of these tensors and no others.
     pub fn from_entries(entries: Vec<Entry>) -> Self {
-        Self { present: vec![true; entries.len()], pieces: Pieces::together(&entries, |group| group), entries }
+        Self { present: vec![true; entries.len()], pieces: Pieces::together(&entries, |group| group, false), entries }
     }
 
     /// The values of a module without autodiff, flattened, in order.
@@ -221,8 +221,10 @@ impl Layout {
     /// Does `work`, a pass over `model`: what it makes of tensors that lie in arenas has a [place](in_place) in new ones.
     pub fn in_place<M: Module, R>(&self, model: &M, work: impl FnOnce() -> R) -> R {
         let values = self.values(&model.valid());
-        let arena = |piece: &'_ Piece| piece.entries.iter().map(|&i| values[i].clone()).collect();
-        in_place(self.pieces.0.iter().map(|piece| (arena(piece), &piece.places)).collect(), work)
+        let arena = |piece: &Piece| piece.entries.iter().map(|&i| values[i].clone()).collect();
+        // A tensor alone is not copied in any case.
+        let several = self.pieces.0.iter().filter(|piece| piece.entries.len() > 1);
+        in_place(several.map(|piece| (arena(piece), &piece.places)).collect(), work)
     }
 
     /// The entries of parameters that have a group, by what the graph calls them: of the processor's alone.

@@ -49,8 +49,9 @@ impl OptimizerKind {
         if self == Self::Adafactor {
             return layout.apart();
         }
-        // So that neighbours in the model are neighbours in memory, as the two factors of an adapter are.
-        layout.together(|group| groups.iter().position(|other| groups.get(group) == Some(other)).unwrap_or(group))
+        // So that neighbours in the model are neighbours in memory, as the two factors of an adapter are. Only these rules have steps of several groups.
+        let of_one = !matches!(self, Self::Sgd | Self::Adam | Self::AdamW);
+        layout.together(|group| groups.iter().position(|other| groups.get(group) == Some(other)).unwrap_or(group), of_one)
     }
 
     /// Shapes of a parameter's two buffers, given its own.
@@ -158,11 +159,12 @@ impl Optimizer {
                     let [weight, first, second] = adam_step(weight, grad, first, second, steps);
                     (weight, Some(first), Some(second))
                 }
-                _ => by_groups(&piece.groups, [weight, grad], [first, second], |group, values, moments| {
+                _ => {
+                    let Some(&(_, group)) = piece.groups.first() else { continue };
                     let (lr, decay) = of_group(group);
                     let rule = Update { lr, beta1: hyper.momentum, beta2, eps, decay, number: update };
-                    self.rarer(rule, values, moments, &layout.entries[piece.entries[0]].shape)
-                }),
+                    self.rarer(rule, [weight, grad], [first, second], &layout.entries[piece.entries[0]].shape)
+                }
             };
             // A parameter without gradient stays as it is, and so do its moments.
             let choose = |old: &Option<Tensor<1>>, new: Tensor<1>| piece.choose(old.clone(), new, learns);
@@ -192,30 +194,6 @@ impl Optimizer {
             }
         }
     }
-}
-
-/// What `step` makes of the range of each group, one behind the other.
-fn by_groups(
-    groups: &[(usize, usize)],
-    [weight, grad]: [Tensor<1>; 2],
-    moments: [Option<Tensor<1>>; 2],
-    step: impl Fn(usize, [Tensor<1>; 2], [Option<Tensor<1>>; 2]) -> Stepped,
-) -> Stepped {
-    if let [(_, group)] = groups {
-        return step(*group, [weight, grad], moments);
-    }
-    let mut start = 0;
-    let of_group = |&(end, group): &(usize, usize)| {
-        let range = std::mem::replace(&mut start, end)..end;
-        let part = |tensor: &Tensor<1>| tensor.clone().slice(range.clone());
-        step(group, [part(&weight), part(&grad)], moments.each_ref().map(|moment| moment.as_ref().map(part)))
-    };
-    let parts: Vec<Stepped> = groups.iter().map(of_group).collect();
-    let moment = |of: fn(&Stepped) -> Option<Tensor<1>>| {
-        let parts: Option<Vec<Tensor<1>>> = parts.iter().map(of).collect();
-        parts.map(|parts| Tensor::cat(parts, 0))
-    };
-    (Tensor::cat(parts.iter().map(|part| part.0.clone()).collect(), 0), moment(|part| part.1.clone()), moment(|part| part.2.clone()))
 }
 
 type Stepped = (Tensor<1>, Option<Tensor<1>>, Option<Tensor<1>>);

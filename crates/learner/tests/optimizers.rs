@@ -103,6 +103,34 @@ fn the_size_of_a_checkpoint_is_known_before_there_are_moments() {
     }
 }
 
+/// The values of four tensors of two groups after an update at these rates.
+fn after_an_update(kind: OptimizerKind, lr: [f64; 2]) -> Vec<Vec<f32>> {
+    let entry = |i: usize| Entry { name: format!("w{i}"), shape: vec![3], group: Some(i % 2), dtype: DType::F32 };
+    let groups = [0.05, 0.0].map(|weight_decay| Group { lr_scale: 1.0, weight_decay, bias: false });
+    let layout = kind.arrange(Layout::from_entries((0..4).map(entry).collect()), &groups);
+    let up = |scale: f32| (0..4).map(|i| Some(Tensor::<1>::from_floats([scale, i as f32, -2.0], &Device::flex()))).collect::<Vec<_>>();
+    let hyper = Hyper { lr: lr.to_vec(), momentum: 0.9, accumulate: 1 };
+    let optimizer = Optimizer::new(kind, kind.constants(), &layout);
+    let (weights, _) = optimizer.step(&layout, &groups, &hyper, 1, &layout.gather(up(0.5)), GradBuffer::of(&layout, up(0.3)));
+    layout.scatter(&weights).into_iter().map(|value| value.unwrap().try_to_vec_as().unwrap()).collect()
+}
+
+/// A group whose rate is 0 stays as it is, and the other moves as it would beside any.
+#[test]
+fn each_group_has_its_own_rate() {
+    for kind in [OptimizerKind::Sgd, OptimizerKind::AdamW, OptimizerKind::NAdam, OptimizerKind::Lion, OptimizerKind::Adafactor] {
+        let [both, first, second] = [[0.1, 0.1], [0.1, 0.0], [0.0, 0.1]].map(|lr| after_an_update(kind, lr));
+        for i in 0..4 {
+            let stays = vec![0.5, i as f32, -2.0];
+            let (moved, other) = if i % 2 == 0 { (&first, &second) } else { (&second, &first) };
+            assert_eq!((&moved[i], &other[i]), (&both[i], &stays), "{kind:?}, tensor {i}");
+            assert_ne!(both[i], stays, "{kind:?}, tensor {i}");
+        }
+        // The decay is the first group's alone.
+        assert!(both[0][0] != both[1][0], "{kind:?}: {both:?}");
+    }
+}
+
 /// A matrix of more numbers than Burn sums on one thread, whose updates from the second on are clipped.
 #[test]
 fn adafactors_bits_do_not_hang_on_threads() {

@@ -52,7 +52,7 @@ impl ArenaOps for CubeBackend {
 
     fn succeed(parts: Parts<Self>, places: Places) -> bool {
         let arena = if covers(&parts.0) { whole(&parts.0, &places) } else { None };
-        arena.map(succeed).is_some()
+        arena.map(|arena| succeed(arena, places.all)).is_some()
     }
 
     fn arena_parts(arena: CubeTensor, places: Places) -> Parts<Self> {

@@ -3,10 +3,9 @@
 //! A network of a few million parameters has hundreds of tensors, and an update that visits them one by one is hundreds of launches for each
 //! thing it does. In an *arena* they lie one after the other, so that it is one. What is taken out of an arena is a view: a parameter that
 //! came from there still lies there, and putting all of them together again is nothing to do. What a pass over a batch makes of such parameters may be
-//! written where it belongs in an arena, too ([`in_place`](cube_places::in_place)).
+//! written where it belongs in an arena, too ([`in_place`]).
 
 mod cube;
-pub(crate) mod cube_places;
 #[cfg(test)]
 mod tests;
 
@@ -18,7 +17,7 @@ use burn::tensor::{FloatDType, Shape, Slice, Tensor};
 use burn_flex::{FlexTensor, Layout};
 
 use crate::buffers::{all_f32, contiguous, values, written};
-use crate::cube::places::next_place;
+use crate::cube::places::with_successors;
 use crate::planes::Parts;
 use crate::planes::kernels::carry_out;
 use crate::shapes;
@@ -28,6 +27,14 @@ use crate::shapes;
 pub struct Places {
     /// Where each begins, and how many values it has.
     pub all: Vec<(usize, usize)>,
+}
+
+/// CubeCL binds memory from a multiple of so many values on, whatever the device (512 bytes, CUDA's; WebGPU's `minStorageBufferOffsetAlignment` is 256).
+const ALIGNMENT: usize = 128;
+
+/// Where the next tensor begins behind one that begins there and has so many values.
+pub(crate) fn next_place((start, len): (usize, usize)) -> usize {
+    (start + len).next_multiple_of(ALIGNMENT)
 }
 
 impl Places {
@@ -59,7 +66,7 @@ pub trait ArenaOps: Backend {
     /// The arena of `parts`.
     fn arena(#[extension_type] parts: Parts<Self>, places: Places) -> Float<Self>;
 
-    /// What is made of `parts`, if they are an arena, has a place in its successor from now on; whether it has.
+    /// What is made of `parts`, if they are an arena, has a place in its successor from now on; whether it has (an operation of an extension has to return something).
     fn succeed(#[extension_type] parts: Parts<Self>, places: Places) -> bool {
         drop((parts, places));
         false
@@ -77,6 +84,17 @@ pub fn arena(parts: Vec<Tensor<1>>, places: &Places) -> Tensor<1> {
     }
     let parts = Parts(parts.into_iter().map(Tensor::into_dispatch).collect());
     Tensor::from_dispatch(Dispatch::arena(parts, places.clone()))
+}
+
+/// Does `work`, a forward and a backward pass over what lies in arenas, each the parts of one with their places. On a GPU our operations write the gradient of such a
+/// part, and the running statistic that follows it, to its place in a new arena: [`arena`] has nothing to copy then.
+pub fn in_place<R>(arenas: Vec<(Vec<Tensor<1>>, &Places)>, work: impl FnOnce() -> R) -> R {
+    with_successors(|| {
+        for (parts, places) in arenas {
+            Dispatch::succeed(Parts(parts.into_iter().map(Tensor::into_dispatch).collect()), places.clone());
+        }
+        work()
+    })
 }
 
 /// The tensors of an arena, without gradient: views, where the device can bind memory in the middle.

@@ -22,7 +22,7 @@ use super::group::{Member, run_group};
 use super::launch::true_gradients;
 use super::matmul::{Layout, Product, Splits, Window};
 use super::pixels::{Pixels, empty, zeros};
-use super::places::beside;
+use super::places::place_of_result;
 use super::sizes::Class;
 use super::workspace::workspace_bytes;
 use crate::autodiff::MOST_PARTS;
@@ -336,7 +336,7 @@ pub(crate) fn weight_grad(
         window: (!g.pointwise()).then(|| window(&g, &map.pixels, true)),
         ..whole
     };
-    let dw = of.map_or_else(|| empty(&dy.tensor, shape, DType::F32), |weight| beside(&weight, shape));
+    let dw = of.map_or_else(|| empty(&dy.tensor, shape, DType::F32), |weight| place_of_result(&weight, shape));
     whole.in_parts(&dw, |parts| {
         let members: Vec<Member<'_>> = maps.iter().map(|map| Member::new(of_map(map), &dy.tensor, map.tensor(), parts)).collect();
         run_by_fours(&members);

@@ -12,7 +12,7 @@ use super::norm_kernels::{
     norm_moments_kernel, norm_output_kernel, norm_statistics_kernel,
 };
 use super::pixels::{Pixels, empty};
-use super::places::beside;
+use super::places::place_of_result;
 use super::shared::shared_memory_works;
 use crate::operands::{Maybe, NormChannels, NormGrads, NormOutput, NormStep};
 use crate::shapes::expect;
@@ -91,7 +91,7 @@ impl Plan {
     fn statistics(&self, parts: &CubeTensor, running: [CubeTensor; 2], step: NormStep) -> [CubeTensor; 4] {
         let [mean, variance] = [(); 2].map(|()| empty(parts, [self.channels], DType::F32));
         let [old_mean, old_variance] = running;
-        let [running_mean, running_variance] = [&old_mean, &old_variance].map(|old| beside(old, [self.channels]));
+        let [running_mean, running_variance] = [&old_mean, &old_variance].map(|old| place_of_result(old, [self.channels]));
         let [moments, channels, blocks] = parts.meta.shape().dims();
         expect("moments of channels", [moments, channels], [3, self.channels]);
         let threads = if shared_memory_works(&parts.device) { UNITS } else { 1 };
@@ -224,7 +224,7 @@ pub(super) fn norm_act_backward(
         plan.channels_last,
         dtype_to_storage_type(x.tensor.dtype),
     );
-    let [dgamma, dbeta] = [&gamma, &beta].map(|of| beside(of, [channels]));
+    let [dgamma, dbeta] = [&gamma, &beta].map(|of| place_of_result(of, [channels]));
     let factors = empty(&x.tensor, [3, channels], DType::F32);
     launch!(
         norm_gradient_sums_kernel,

@@ -13,17 +13,11 @@ use burn_cubecl::tensor::CubeTensor;
 use super::pixels::{empty, view, zeros};
 use crate::parts::with;
 
-/// CubeCL binds memory from a multiple of so many values on, whatever the device (512 bytes, CUDA's; WebGPU's `minStorageBufferOffsetAlignment` is 256).
-const ALIGNMENT: usize = 128;
-
-/// Where the next tensor begins behind one that begins there and has so many values.
-pub(crate) fn next_place((start, len): (usize, usize)) -> usize {
-    (start + len).next_multiple_of(ALIGNMENT)
-}
-
 /// An arena, and what will be there of the next.
 struct Succession {
     arena: CubeTensor,
+    /// Where its tensors begin, rising, and how many numbers each has.
+    places: Vec<(usize, usize)>,
     /// Zeros where nothing is written.
     successor: Option<CubeTensor>,
     /// Where places begin that were given away. A second gradient is to be added to the first, and not to be written over it.
@@ -39,9 +33,9 @@ pub(crate) fn with_successors<R>(work: impl FnOnce() -> R) -> R {
     with(&ALL, Vec::new(), work)
 }
 
-/// From now on `arena` has one.
-pub(crate) fn succeed(arena: CubeTensor) {
-    let succession = Succession { arena, successor: None, taken: HashSet::new() };
+/// From now on `arena` has one, of tensors at these places.
+pub(crate) fn succeed(arena: CubeTensor, places: Vec<(usize, usize)>) {
+    let succession = Succession { arena, places, successor: None, taken: HashSet::new() };
     ALL.with_borrow_mut(|all| {
         if let Some(all) = all {
             all.push(succession);
@@ -61,7 +55,7 @@ fn place(tensor: &CubeTensor) -> (usize, usize) {
     (begin, tensor.meta.shape().num_elements())
 }
 
-/// The memory for what is made of parts of an arena that lie side by side there, each once: flat, and where each begins in it. `None` if they have no place in a
+/// The memory for what is made of tensors that are neighbours in an arena, each once: flat, and where each begins in it. `None` if they have no place in a
 /// successor, or had it before.
 pub(crate) fn row(of: &[&CubeTensor]) -> Option<(CubeTensor, Vec<usize>)> {
     ALL.with_borrow_mut(|all| {
@@ -69,24 +63,26 @@ pub(crate) fn row(of: &[&CubeTensor]) -> Option<(CubeTensor, Vec<usize>)> {
         let succession = all.iter_mut().find(|succession| are_together(&succession.arena, first))?;
         let arena = &succession.arena;
         let fits = |tensor: &&CubeTensor| are_together(arena, tensor) && tensor.dtype == DType::F32 && tensor.is_contiguous();
-        let places: Vec<(usize, usize)> = of.iter().map(|tensor| place(tensor)).collect();
-        let side_by_side = places.windows(2).all(|pair| pair[1].0 == next_place(pair[0]));
-        let (begin, (last, len), (_, all)) = (places[0].0, places[places.len() - 1], place(arena));
+        // A view of anything else may overlap with one of these.
+        let number = succession.places.binary_search(&place(first)).ok()?;
+        let places = succession.places.get(number..number + of.len())?;
         let free = !places.iter().any(|(begin, _)| succession.taken.contains(begin));
-        if !(of.iter().all(fits) && side_by_side && free && last + len <= all) {
+        if !(of.iter().all(fits) && places.iter().eq(&of.iter().map(|tensor| place(tensor)).collect::<Vec<_>>()) && free) {
             return None;
         }
         succession.taken.extend(places.iter().map(|place| place.0));
-        let successor = succession.successor.get_or_insert_with(|| zeros(arena, [all], DType::F32));
+        let successor = succession.successor.get_or_insert_with(|| zeros(arena, [place(arena).1], DType::F32));
+        let (begin, (last, len)) = (places[0].0, places[places.len() - 1]);
         Some((view(successor, begin, last + len - begin), places.iter().map(|place| place.0 - begin).collect()))
     })
 }
 
-/// An uninitialised tensor for what is made of `of`, which has as many numbers: in its place, if it has one.
-pub(crate) fn beside<const D: usize>(of: &CubeTensor, shape: [usize; D]) -> CubeTensor {
-    match row(&[of]) {
-        Some((flat, _)) if place(of).1 == shape.iter().product::<usize>() => shaped(flat, shape),
-        _ => empty(of, shape, DType::F32),
+/// A tensor for what is made of `of`, which has as many numbers, not yet written: in its place, if it has one.
+pub(crate) fn place_of_result<const D: usize>(of: &CubeTensor, shape: [usize; D]) -> CubeTensor {
+    let as_many = place(of).1 == shape.iter().product::<usize>();
+    match if as_many { row(&[of]) } else { None } {
+        Some((flat, _)) => shaped(flat, shape),
+        None => empty(of, shape, DType::F32),
     }
 }
 

@@ -19,6 +19,7 @@ use cubecl::prelude::*;
 use super::cube_kernels::{With, map_kernel};
 use super::operands::Maps;
 use super::{MapOps, portable};
+use crate::arena::next_place;
 use crate::cpu::Precision;
 use crate::cube::MOST_DENSE;
 use crate::cube::block::Block;
@@ -329,10 +330,10 @@ impl Settled {
         let sides: Vec<&CubeTensor> = self.with_branches().flat_map(|(_, branch)| [&branch.a, &branch.b]).collect();
         let (all, starts) = row(&sides).unwrap_or_else(|| {
             // Where any device can bind memory, and not from the first number on: as an arena their gaps would have to be zeros, which nobody writes.
-            let mut end = 64;
+            let mut end = next_place((0, 1));
             let start = |side: &&CubeTensor| {
                 let start = end;
-                end = (start + side.meta.shape().num_elements()).next_multiple_of(64);
+                end = next_place((start, side.meta.shape().num_elements()));
                 start
             };
             let starts = sides.iter().map(start).collect();
@@ -344,7 +345,7 @@ impl Settled {
             let (du, u) = (Operand::terms(inner_grads, self.starts[i], rank).layout, Operand::terms(inner, self.starts[i], rank).layout);
             let (dy, of_x) = (Operand::terms(&dys[i], 0, out).layout, Operand::terms(x, 0, input).layout);
             for (left, right, shape, a, b) in [(inner_grads, x, [rank, input], du, of_x), (&dys[i], inner, [out, rank], dy, u)] {
-                let ([m, n], start) = (shape, starts.next().unwrap_or_default());
+                let ([m, n], start) = (shape, starts.next().unwrap_or_else(|| unreachable!("a place for each")));
                 products.push((product("branch", [m, n, rows], a, b, start, 1.0), left, right));
                 places.push((start, shape));
             }

@@ -21,7 +21,7 @@ use crate::cube::geometry::dims4;
 use crate::cube::join::{join, most};
 use crate::cube::launch::{covers, covers_images, launch, true_gradients};
 use crate::cube::pixels::empty;
-use crate::cube::places::beside;
+use crate::cube::places::place_of_result;
 use crate::cube::sums::sums_of_channels;
 use crate::cube::trace::note;
 use crate::operands::Maybe;
@@ -127,7 +127,7 @@ impl PlaneOps for CubeBackend {
             return portable::bias_grad::<Self>(dy, HALF_GRADIENTS);
         }
         let ([_, channels, ..], scale) = (dims4(&dy), true_gradients(dy.dtype));
-        let sums = bias.into_option().map_or_else(|| empty(&dy, [channels], DType::F32), |bias| beside(&bias, [channels]));
+        let sums = bias.into_option().map_or_else(|| empty(&dy, [channels], DType::F32), |bias| place_of_result(&bias, [channels]));
         sums_of_channels(dy, scale, sums)
     }
 

@@ -126,8 +126,9 @@ fn each_group_has_its_own_rate() {
             assert_eq!((&moved[i], &other[i]), (&both[i], &stays), "{kind:?}, tensor {i}");
             assert_ne!(both[i], stays, "{kind:?}, tensor {i}");
         }
-        // The decay is the first group's alone.
-        assert!(both[0][0] != both[1][0], "{kind:?}: {both:?}");
+        // The decay is the first group's alone; Adam's kin divide what they add to a first gradient by itself.
+        let shows = matches!(kind, OptimizerKind::Sgd | OptimizerKind::AdamW);
+        assert!(!shows || both[0][0] != both[1][0], "{kind:?}: {both:?}");
     }
 }
 

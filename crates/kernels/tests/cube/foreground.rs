@@ -2,7 +2,8 @@
 //! that is, in `yolo/tests/parity.rs`.
 
 use crate::launches::{assert_ours, trace};
-use crate::support::{cases, counted, cube, numbers, on_each_device, pattern, relative};
+use crate::support::{cases, counted, cube, device, numbers, on_each_device, pattern, relative};
+use bellows_kernels::cube::shared_memory_works;
 use bellows_kernels::foreground::{BINS, ForegroundOps, Learning};
 use bellows_kernels::logits::LogitOps;
 use bellows_kernels::{Foreground, Object, Objects, Positive, ciou};
@@ -112,6 +113,8 @@ fn launches_seven_kernels() {
         return;
     }
     let (shape, chosen) = ([2, 4, 336], Learning::Chosen(positives(20, [2, 4, 336])));
+    // What a device is asked once.
+    shared_memory_works(&device());
     let launched = trace(|| on::<CubeBackend>(shape, &chosen, cube, |_| vec![]));
     let names = [
         ("softplus_kernel", 1),

@@ -1,7 +1,8 @@
 //! The optimizers' updates on the device against Burn's own operations on the CPU in f64: values, launches, memory.
 
 use crate::launches::{assert_ours, most_in_use, trace};
-use crate::support::{Numbers, cube, flex64, numbers, on_each_device, pattern, relative};
+use crate::support::{Numbers, cube, device, flex64, numbers, on_each_device, pattern, relative};
+use bellows_kernels::cube::shared_memory_works;
 use bellows_kernels::planes::Parts;
 use bellows_kernels::update::UpdateOps;
 use bellows_kernels::{Adam, Segments, Sgd};
@@ -95,6 +96,8 @@ fn launches_one_kernel_each() {
     }
     let tensors = || [1, 2, 3, 4].map(|stream| cube(vector(stream, 5000)));
     let [w, g, m, v] = tensors();
+    // What a device is asked once.
+    shared_memory_works(&device());
     let launched = trace(|| {
         CubeBackend::sgd_step(w.clone(), g.clone(), m.clone(), vec![(2500, SGD), (5000, SGD)]);
         CubeBackend::adam_step(w.clone(), g.clone(), m.clone(), v, vec![(2500, ADAM), (5000, ADAM)]);

@@ -21,7 +21,7 @@ const KEPT: [f64; 2] = [1.0, 0.82];
 const PROCESSOR: [f64; 3] = [7.2, 0.34, 53e6];
 /// Copies beside the weights while a batch is computed (average, gradients, momentum, and gradients in more than one place) and what an update holds besides (it makes
 /// weights and momentum); values that come and go for an output. Measured of what an allocator had given out.
-const CARD: [f64; 3] = [3.3, 1.7, 0.1];
+const CARD: [f64; 3] = [3.6, 1.4, 0.1];
 /// How much more allocators reserve than they give out, by half-empty pages, and what a driver takes, bytes: of the latter nobody has measured a card.
 const RESERVED: f64 = 1.1;
 const CONTEXT: f64 = 400e6;

@@ -11,7 +11,7 @@ const DEEP: u32 = 16;
 /// Most terms at a time where they are channels and taps.
 const DEEPEST: u32 = 27;
 
-/// Numbers of shared memory that are read at once, where they lie in one piece of as many bytes.
+/// Numbers that are read at once: of memory where they lie so, of shared memory where a thread has eight columns.
 pub(super) const AT_ONCE: u32 = 4;
 
 /// Bytes of shared memory that every Vulkan device has.
@@ -37,6 +37,9 @@ pub(crate) struct Block {
     /// Whether neighbouring k are neighbours in memory, for A and for B: shared blocks are then loaded along k.
     pub(crate) a_along_k: bool,
     pub(crate) b_along_k: bool,
+    /// Whether A and B are read by fours.
+    pub(crate) a_fours: bool,
+    pub(crate) b_fours: bool,
     /// How B's numbers lie.
     pub(crate) packing: Packing,
     /// A is in f32 and is rounded to the type of factors as it is read.
@@ -91,6 +94,8 @@ pub(crate) struct Side {
     /// Terms of a k, (vertical, horizontal).
     pub(crate) taps: (u32, u32),
     pub(crate) along_k: bool,
+    /// Loaded by fours, of lines or, `along_k`, of k.
+    pub(crate) fours: bool,
     pub(crate) exact: bool,
     pub(crate) packing: Packing,
     /// Threads that load it.
@@ -151,6 +156,8 @@ impl Block {
             shared: false,
             a_along_k: false,
             b_along_k: false,
+            a_fours: false,
+            b_fours: false,
             packing: Packing::Plain,
             rounds: false,
             bias: false,
@@ -209,6 +216,7 @@ impl Block {
             deep: self.deep,
             taps: self.taps(),
             along_k: self.a_along_k,
+            fours: self.a_fours,
             exact: self.exact,
             packing: Packing::Plain,
             units: self.units(),
@@ -220,13 +228,24 @@ impl Block {
     /// B in shared memory.
     pub(crate) fn right(&self) -> Side {
         let apart = if self.reads_fours() { self.across() } else { 1 };
-        Side { lines: self.cols, along_k: self.b_along_k, packing: self.packing, apart, ..self.left() }
+        Side { lines: self.cols, along_k: self.b_along_k, fours: self.b_fours, packing: self.packing, apart, ..self.left() }
     }
 
     /// Whether shared memory is laid out for reads of four numbers: where a thread has eight columns. Of fewer it uses each number less often, and what reads save is lost again: a
     /// block of 16 x 128 has so many threads to a row that they would put their numbers into the same banks, and one of 64 x 64 takes registers more (by RADV's compiler).
     fn reads_fours(&self) -> bool {
         self.wide == 2 * AT_ONCE
+    }
+
+    /// The same with operands that are read by fours, those that lie so and that all threads have as many fours of.
+    pub(crate) fn by_fours(self, [a, b]: [bool; 2]) -> Self {
+        let shares = |side: Side| self.shared && side.count() == 1 && (side.lines * side.deep).is_multiple_of(AT_ONCE * side.units);
+        Self { a_fours: a && shares(self.left()), b_fours: b && shares(self.right()), ..self }
+    }
+
+    /// Numbers that are read at once, of A and of B.
+    pub(crate) fn at_once(&self) -> [usize; 2] {
+        [self.a_fours, self.b_fours].map(|fours| if fours { AT_ONCE as usize } else { 1 })
     }
 
     /// Whether rows of C can be added up where B was: there is a thread to each, and room for a number of every thread's rows.

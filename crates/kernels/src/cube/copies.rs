@@ -71,8 +71,8 @@ pub(super) fn of_matrix(first: u32, count: u32, line_step: usize, k_step: usize,
 
 /// The matrix's numbers of `left` more k from `base` on, packed ones as of type `F`, or others in their places; `one` is 1.
 #[cube]
-pub(super) fn fetch_matrix<E: Numeric, F: Float, S: Float>(
-    from: &Tensor<E>,
+pub(super) fn fetch_matrix<E: Numeric, N: Size, F: Float, S: CubePrimitive>(
+    from: &Tensor<Vector<E, N>>,
     scales: &Tensor<S>,
     columns: usize,
     one: f32,
@@ -96,12 +96,74 @@ pub(super) fn fetch_matrix<E: Numeric, F: Float, S: Float>(
             row += copies.row[i] as usize;
         }
         if comptime!(side.exact) {
-            values[i] = number_at::<E, F, S>(from, at, scales, row, one, comptime!(side.packing));
+            values[i] = number_at::<E, N, F, S>(from, at, scales, row, one, comptime!(side.packing));
         } else {
             let there = copies.mark[i] < left;
             at = select(there, at, base);
             row = select(there, row, first_row);
-            values[i] = number_at::<E, F, S>(from, at, scales, row, one, comptime!(side.packing));
+            values[i] = number_at::<E, N, F, S>(from, at, scales, row, one, comptime!(side.packing));
+        }
+    }
+}
+
+/// Four neighbours at a time: of a matrix by steps, or of maps each of whose pixels is the image's in the same place.
+#[cube]
+pub(super) fn of_fours(
+    first: u32,
+    count: u32,
+    line_step: usize,
+    k_step: usize,
+    image: &Image,
+    #[comptime] maps: bool,
+    #[comptime] side: Side,
+) -> Copies {
+    let each = comptime!(side.each() / AT_ONCE);
+    let mut from = Array::<usize>::new(comptime!(each as usize));
+    let mut to = Array::<u32>::new(comptime!(each as usize));
+    let mut mark = Array::<u32>::new(comptime!(each as usize));
+    // A four is a line's, of four k, or a k's, of four lines.
+    let (along_lines, along_k) = comptime!(if side.along_k { (1, AT_ONCE) } else { (AT_ONCE, 1) });
+    let (lines, terms) = comptime!((side.lines / along_lines, side.deep / along_k));
+    #[unroll]
+    for i in 0..each {
+        let at = UNIT_POS + comptime!(i * side.units);
+        let line = if comptime!(side.along_k) { at / terms } else { at % lines * along_lines };
+        let k = if comptime!(side.along_k) { at % terms * along_k } else { at / lines };
+        let reached = clamp_max(first + line, count - along_lines);
+        let place = if comptime!(maps) {
+            let pixel = reached + image.first;
+            (pixel / image.pixels) as usize * image.image + (pixel % image.pixels) as usize
+        } else {
+            reached as usize * line_step
+        };
+        from[i as usize] = (place + k as usize * k_step) / comptime!(AT_ONCE as usize);
+        to[i as usize] = k * comptime!(side.pitch()) + of_line(line, side);
+        mark[i as usize] = k;
+    }
+    Copies { from, to, mark, row: Array::<u32>::new(1usize) }
+}
+
+/// The numbers of `left` more k from `base` on, or others in their places, by fours.
+#[cube]
+pub(super) fn fetch_fours<E: Numeric, N: Size>(
+    from: &Tensor<Vector<E, N>>,
+    base: usize,
+    left: u32,
+    copies: &Copies,
+    values: &mut Array<f32>,
+    #[comptime] side: Side,
+) {
+    let first = base / comptime!(AT_ONCE as usize);
+    #[unroll]
+    for i in 0..comptime!(side.each() / AT_ONCE) {
+        let mut at = first + copies.from[i as usize];
+        if comptime!(!side.exact) {
+            at = select(copies.mark[i as usize] < left, at, first);
+        }
+        let four = from[at];
+        #[unroll]
+        for j in 0..AT_ONCE {
+            values[comptime!((i * AT_ONCE + j) as usize)] = f32::cast_from(four.extract(comptime!(j as usize)));
         }
     }
 }
@@ -160,8 +222,8 @@ fn moved(at: usize, #[comptime] steps: i32, step: usize) -> usize {
 
 /// The map's numbers of `left` more channels from `base` on, or others in their places.
 #[cube]
-pub(super) fn fetch_map<E: Numeric>(
-    from: &Tensor<E>,
+pub(super) fn fetch_map<E: Numeric, N: Size>(
+    from: &Tensor<Vector<E, N>>,
     base: usize,
     left: u32,
     copies: &Copies,
@@ -184,7 +246,7 @@ pub(super) fn fetch_map<E: Numeric>(
                 let row = moved(of_channel, comptime!((tap / gather.taps.1) as i32 * gather.tap.0), image.row);
                 let number = moved(row, comptime!((tap % gather.taps.1) as i32 * gather.tap.1), image.pixel);
                 let at = select(there, number - image.before, base);
-                values[comptime!(((i * share + channel) * count + tap) as usize)] = f32::cast_from(from[at]);
+                values[comptime!(((i * share + channel) * count + tap) as usize)] = f32::cast_from(from[at].extract(0usize));
             }
         }
     }
@@ -224,8 +286,8 @@ pub(super) fn of_taps(first: u32, count: u32, image: &Image, #[comptime] gather:
 
 /// The lines' numbers of pixel (`i`, `j`) of the map, if it is `there`, or others in their places; and which of them are, a bit to each.
 #[cube]
-pub(super) fn fetch_taps<E: Numeric>(
-    from: &Tensor<E>,
+pub(super) fn fetch_taps<E: Numeric, N: Size>(
+    from: &Tensor<Vector<E, N>>,
     base: usize,
     i: u32,
     j: u32,
@@ -247,15 +309,16 @@ pub(super) fn fetch_taps<E: Numeric>(
         let inside = is_inside(y + (mark / 65536u32) as i32, x + (mark % 65536u32) as i32, image);
         let there = there && inside;
         let at = select(there, pixel + copies.from[n] - image.before, base);
-        values[n] = f32::cast_from(from[at]);
+        values[n] = f32::cast_from(from[at].extract(0usize));
         all += select(there, comptime!(1u32 << n as u32), 0u32);
     }
     all
 }
 
-/// How many of a thread's numbers have their place in shared memory by one: a line's terms, or the lines of a pixel.
+/// How many of a thread's numbers have their place in shared memory by one: a four, a line's terms, or the lines of a pixel.
 fn run(kind: Kind, side: Side) -> u32 {
     match kind {
+        Kind::Matrix if side.fours => AT_ONCE,
         Kind::Matrix => 1,
         Kind::Map => side.each() / side.own_lines(),
         Kind::Taps => side.each(),
@@ -266,6 +329,7 @@ fn run(kind: Kind, side: Side) -> u32 {
 fn behind(i: u32, kind: Kind, side: Side) -> u32 {
     match kind {
         Kind::Taps => of_line(i * side.units / side.deep, side),
+        Kind::Matrix if side.fours && !side.along_k => of_line(i, side),
         Kind::Matrix | Kind::Map => i * side.pitch(),
     }
 }

@@ -45,10 +45,10 @@ fn spot(index: u32, image: &Image, #[comptime] is_line: bool, #[comptime] gather
 
 /// The image's number at the sum of two spots.
 #[cube]
-fn number<E: Numeric>(from: &Tensor<E>, base: usize, offset: usize, y: i32, x: i32, image: &Image) -> f32 {
+fn number<E: Numeric, N: Size>(from: &Tensor<Vector<E, N>>, base: usize, offset: usize, y: i32, x: i32, image: &Image) -> f32 {
     let mut value = 0.0f32;
     if y >= 0 && y < image.height && x >= 0 && x < image.width {
-        value = f32::cast_from(from[base + offset + y as usize * image.row + x as usize * image.pixel]);
+        value = f32::cast_from(from[base + offset + y as usize * image.row + x as usize * image.pixel].extract(0usize));
     }
     value
 }
@@ -81,8 +81,8 @@ fn starts(base: usize, first: u32, count: u32, line_step: usize, #[comptime] ste
 
 /// Term k of the sums, straight from memory. `right` are B's numbers of this term.
 #[cube]
-fn add_term<E: Float, F: Float>(
-    a: &Tensor<E>,
+fn add_term<E: Float, N: Size, F: Float>(
+    a: &Tensor<Vector<E, N>>,
     at_a: &Array<usize>,
     right: &Array<f32>,
     sums: &mut Array<f32>,
@@ -93,17 +93,17 @@ fn add_term<E: Float, F: Float>(
     let mut left = Array::<f32>::new(comptime!(block.tall as usize));
     #[unroll]
     for i in 0..comptime!(block.tall as usize) {
-        let value = f32::cast_from(a[at_a[i] + step_a]);
+        let value = f32::cast_from(a[at_a[i] + step_a].extract(0usize));
         left[i] = if comptime!(block.rounds) { rounded::<F>(value, one) } else { value };
     }
     multiply(sums, &left, right, block);
 }
 
-/// The sums straight from memory, of factors of type `F`, to which packed numbers and, if the block says so, those of A are rounded.
+/// The sums straight from memory, number by number, of factors of type `F`, to which packed numbers and, if the block says so, those of A are rounded.
 #[cube]
-pub(crate) fn direct_sums<A: Float, B: Numeric, F: Float, S: Float>(
-    a: &Tensor<A>,
-    b: &Tensor<B>,
+pub(crate) fn direct_sums<A: Float, AN: Size, B: Numeric, BN: Size, F: Float, S: CubePrimitive>(
+    a: &Tensor<Vector<A, AN>>,
+    b: &Tensor<Vector<B, BN>>,
     scales: &Tensor<S>,
     sums: &mut Array<f32>,
     args: &Args,
@@ -137,9 +137,9 @@ pub(crate) fn direct_sums<A: Float, B: Numeric, F: Float, S: Float>(
                 let of_term = spot(term, image, false, gather);
                 #[unroll]
                 for j in 0..comptime!(block.wide as usize) {
-                    right[j] = number::<B>(b, offsets[j], of_term.offset, ys[j] + of_term.y, xs[j] + of_term.x, image);
+                    right[j] = number::<B, BN>(b, offsets[j], of_term.offset, ys[j] + of_term.y, xs[j] + of_term.x, image);
                 }
-                add_term::<A, F>(a, &at_a, &right, sums, term_of_a(term, args.a_k, image, comptime!(block.gather)), args.one, block);
+                add_term::<A, AN, F>(a, &at_a, &right, sums, term_of_a(term, args.a_k, image, comptime!(block.gather)), args.one, block);
                 term += 1u32;
             }
         } else {
@@ -152,9 +152,9 @@ pub(crate) fn direct_sums<A: Float, B: Numeric, F: Float, S: Float>(
                     if comptime!(block.packing == Packing::Int8) {
                         row = at / args.b_columns;
                     }
-                    right[j] = number_at::<B, F, S>(b, at, scales, row, args.one, comptime!(block.packing));
+                    right[j] = number_at::<B, BN, F, S>(b, at, scales, row, args.one, comptime!(block.packing));
                 }
-                add_term::<A, F>(a, &at_a, &right, sums, term as usize * args.a_k, args.one, block);
+                add_term::<A, AN, F>(a, &at_a, &right, sums, term as usize * args.a_k, args.one, block);
                 term += 1u32;
             }
         }

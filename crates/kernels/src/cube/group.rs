@@ -3,6 +3,7 @@
 #![allow(clippy::too_many_arguments, reason = "a kernel has no struct of borrowed tensors to take them in")]
 #![allow(clippy::needless_range_loop, reason = "a loop that is unrolled is over numbers")]
 
+use burn::backend::DType;
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
@@ -27,7 +28,7 @@ pub(crate) struct Member<'a> {
     pub(crate) c: &'a CubeTensor,
 }
 
-/// Which of a launch's factors one is: its number among those of the first type, or among the others.
+/// Which of a launch's factors one is: its number among those of the first type that are read as it is, or among the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Factor {
     other: bool,
@@ -45,9 +46,9 @@ struct Place {
 
 /// The sums of one product. There are neither scales nor a bias: what is bound in their place is not read.
 #[cube]
-fn add_up<A: Float, B: Float>(
-    a: &Tensor<A>,
-    b: &Tensor<B>,
+fn add_up<A: Float, AN: Size, B: Float, BN: Size>(
+    a: &Tensor<Vector<A, AN>>,
+    b: &Tensor<Vector<B, BN>>,
     room: &mut Room,
     sums: &mut Array<f32>,
     args: &Args,
@@ -56,27 +57,28 @@ fn add_up<A: Float, B: Float>(
     #[comptime] block: Block,
 ) {
     if comptime!(block.shared) {
-        shared_sums::<A, B, A, A>(a, b, a, room, sums, args, image, part, block);
+        shared_sums::<A, AN, B, BN, A, Vector<A, AN>>(a, b, a, room, sums, args, image, part, block);
     } else {
-        direct_sums::<A, B, A, A>(a, b, a, sums, args, image, part, block);
+        direct_sums::<A, AN, B, BN, A, Vector<A, AN>>(a, b, a, sums, args, image, part, block);
     }
 }
 
-/// Each product as [`matmul_kernel`](super::product::matmul_kernel) computes it, without bias, of factors of one type or two. Grid: the blocks of one product after
+/// Each product as [`matmul_kernel`](super::product::matmul_kernel) computes it, without bias, of factors of one type and number at once, or two. Grid: the blocks of one product after
 /// the other, by their number, and perhaps a few more; then batches times splits, of which all have as many.
 ///
 /// # Safety
 /// No index is checked: the tensors must hold all that each product's [`Args`] and [`Image`] reach.
 #[cube(launch_unchecked, address_type = "dynamic")]
-fn matmul_group_kernel<E: Float, O: Float, C: Float>(
-    factors: &Sequence<OwnedTensor<E>>,
-    others: &Sequence<OwnedTensor<O>>,
+fn matmul_group_kernel<E: Float, EN: Size, O: Float, ON: Size, C: Float>(
+    factors: &Sequence<OwnedTensor<Vector<E, EN>>>,
+    others: &Sequence<OwnedTensor<Vector<O, ON>>>,
     results: &mut Sequence<OwnedTensor<C>>,
     args: &Sequence<Args>,
     images: &Sequence<Image>,
     #[comptime] places: Vec<Place>,
     #[comptime] shared: [usize; 2],
     #[define(E, O, C)] _types: [ElemType; 3],
+    #[define(EN, ON)] _sizes: [usize; 2],
 ) {
     let mut room = room(comptime!(shared[0]), comptime!(shared[1]));
     let count = comptime!(places.len());
@@ -99,19 +101,19 @@ fn matmul_group_kernel<E: Float, O: Float, C: Float>(
             let mut sums = no_sums(block);
             if comptime!(a.other && b.other) {
                 let (a, b) = (others.index(comptime!(a.number)), others.index(comptime!(b.number)));
-                add_up::<O, O>(a, b, &mut room, &mut sums, args, image, &part, block);
+                add_up::<O, ON, O, ON>(a, b, &mut room, &mut sums, args, image, &part, block);
             } else if comptime!(a.other) {
                 let (a, b) = (others.index(comptime!(a.number)), factors.index(comptime!(b.number)));
-                add_up::<O, E>(a, b, &mut room, &mut sums, args, image, &part, block);
+                add_up::<O, ON, E, EN>(a, b, &mut room, &mut sums, args, image, &part, block);
             } else if comptime!(b.other) {
                 let (a, b) = (factors.index(comptime!(a.number)), others.index(comptime!(b.number)));
-                add_up::<E, O>(a, b, &mut room, &mut sums, args, image, &part, block);
+                add_up::<E, EN, O, ON>(a, b, &mut room, &mut sums, args, image, &part, block);
             } else {
                 let (a, b) = (factors.index(comptime!(a.number)), factors.index(comptime!(b.number)));
-                add_up::<E, E>(a, b, &mut room, &mut sums, args, image, &part, block);
+                add_up::<E, EN, E, EN>(a, b, &mut room, &mut sums, args, image, &part, block);
             }
             let beside = factors.index(comptime!(0));
-            write::<C, E>(&sums, beside, results.index_mut(comptime!(place.c)), z, split, args, image, &part, block);
+            write::<C, Vector<E, EN>>(&sums, beside, results.index_mut(comptime!(place.c)), z, split, args, image, &part, block);
         }
     }
 }
@@ -143,6 +145,17 @@ impl<'a> Member<'a> {
         Self { block: self.product.block_as(&other.block, self.c), ..self }
     }
 
+    /// With operands that are read by fours, where they can be.
+    fn by_fours(&self) -> Self {
+        Self { block: self.block.by_fours(self.product.fours(self.a, self.b)), ..*self }
+    }
+
+    /// A and B, and how many numbers of each are read at once.
+    fn factors(&self) -> [(&'a CubeTensor, usize); 2] {
+        let [of_a, of_b] = self.block.at_once();
+        [(self.a, of_a), (self.b, of_b)]
+    }
+
     /// Alone.
     pub(crate) fn run(&self) {
         self.product.run(self.a, self.b, None, self.c);
@@ -159,13 +172,14 @@ impl<'a> Member<'a> {
     }
 }
 
-/// Computes products with as many batches and parts, their results of one type, in one launch; or each alone where their factors are of more than two types, or their
+/// Computes products with as many batches and parts, their results of one type, in one launch; or each alone where their factors are of more than two kinds, or their
 /// tensors or their shared memory together more than the device takes. Where their blocks have not all as many threads, all take one as large as the first.
 pub(crate) fn run_group(name: &'static str, members: &[Member<'_>]) {
     let [first, ..] = members else { return };
     let alike = members.iter().all(|member| member.block.units() == first.block.units());
     let members: Vec<Member<'_>> = members.iter().map(|member| if alike { *member } else { member.sized_as(first) }).collect();
-    if !together(name, &members) {
+    let by_fours: Vec<Member<'_>> = members.iter().map(Member::by_fours).collect();
+    if !together(name, &by_fours) && !together(name, &members) {
         members.iter().for_each(Member::run);
     }
 }
@@ -176,18 +190,21 @@ fn together(name: &'static str, members: &[Member<'_>]) -> bool {
     let [first, ..] = members else { return true };
     let client = &first.c.client;
     let hardware = &client.properties().hardware;
-    let of_both = || members.iter().flat_map(|member| [member.a, member.b]);
-    let kind = first.a.dtype;
-    let other = of_both().map(|tensor| tensor.dtype).find(|dtype| *dtype != kind).unwrap_or(kind);
-    let factors = distinct(of_both().filter(|tensor| tensor.dtype == kind));
-    let others = distinct(of_both().filter(|tensor| tensor.dtype != kind && tensor.dtype == other));
+    let kind_of = |(tensor, at_once): (&CubeTensor, usize)| (tensor.dtype, at_once);
+    let of_both = || members.iter().flat_map(Member::factors);
+    let kind = kind_of(first.factors()[0]);
+    let other = of_both().map(kind_of).find(|other| *other != kind).unwrap_or(kind);
+    let of_kind = |wanted: (DType, usize)| distinct(of_both().filter(|&factor| kind_of(factor) == wanted).map(|(tensor, _)| tensor));
+    let factors = of_kind(kind);
+    let others = if other == kind { Vec::new() } else { of_kind(other) };
     let results = distinct(members.iter().map(|member| member.c));
-    let factor = |tensor: &CubeTensor| match number(&factors, tensor) {
-        None => Some(Factor { other: true, number: number(&others, tensor)? }),
-        Some(number) => Some(Factor { other: false, number }),
+    let factor = |factor: (&CubeTensor, usize)| {
+        let all = if kind_of(factor) == kind { Some(&factors) } else { Some(&others).filter(|_| kind_of(factor) == other) };
+        Some(Factor { other: kind_of(factor) != kind, number: number(all?, factor.0)? })
     };
     let place = |member: &Member<'_>| {
-        Some(Place { a: factor(member.a)?, b: factor(member.b)?, c: number(&results, member.c)?, block: member.block })
+        let [a, b] = member.factors();
+        Some(Place { a: factor(a)?, b: factor(b)?, c: number(&results, member.c)?, block: member.block })
     };
     let Some(places) = members.iter().map(place).collect::<Option<Vec<Place>>>() else { return false };
     let most = |of: fn(&Block) -> usize| members.iter().map(|member| of(&member.block)).max().unwrap_or_default();
@@ -229,7 +246,8 @@ fn together(name: &'static str, members: &[Member<'_>]) -> bool {
             members.iter().map(|member| member.product.image(0)).collect(),
             places,
             room,
-            [kind, other, first.c.dtype].map(dtype_to_storage_type),
+            [kind.0, other.0, first.c.dtype].map(dtype_to_storage_type),
+            [kind.1, other.1],
         );
     }
     true

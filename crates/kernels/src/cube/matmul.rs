@@ -189,7 +189,14 @@ impl Product {
         let (client, first) = (&c.client, products.first()?);
         let hardware = &client.properties().hardware;
         let whole = first.block_of(c);
-        let blocks: Vec<Block> = products.iter().map(|product| product.block_as(&whole, c)).collect();
+        // What is bound is bound as one type to all of them.
+        let mut fours = [true; 2];
+        for (product, image) in products.iter().zip(images) {
+            let [of_a, of_b] = product.fours(a, image);
+            fours = [fours[0] && of_a, fours[1] && of_b];
+        }
+        let blocks: Vec<Block> = products.iter().map(|product| product.block_as(&whole, c).by_fours(fours)).collect();
+        let at_once = blocks[0].at_once();
         let grid = [first.n.div_ceil(whole.cols as usize), first.m.div_ceil(whole.rows as usize)];
         let most = |of: fn(&Block) -> usize| blocks.iter().map(of).max().unwrap_or_default();
         let room = [most(|block| block.left().size()), most(|block| block.right().size())];
@@ -224,6 +231,7 @@ impl Product {
                 blocks,
                 room,
                 dtype_to_storage_type(c.dtype),
+                at_once,
             );
         }
         Some(parts)
@@ -252,7 +260,7 @@ impl Product {
     #[expect(unsafe_code, reason = "see SAFETY")]
     fn launch(&self, a: &CubeTensor, b: &CubeTensor, bias: Option<&CubeTensor>, scales: Option<&CubeTensor>, c: &CubeTensor) {
         let client = &c.client;
-        let block = Block { bias: bias.is_some(), ..self.block_of(c) };
+        let block = Block { bias: bias.is_some(), ..self.block_of(c) }.by_fours(self.fours(a, b));
         self.check(a, b, bias, c);
         let most = (MAX_GRID / self.splits.count()).max(1);
         let width = MAX_GRID * block.cols as usize;
@@ -282,6 +290,7 @@ impl Product {
                         self.image(first),
                         block,
                         [a.dtype, self.b.packing.element(b.dtype), c.dtype].map(dtype_to_storage_type),
+                        block.at_once(),
                     );
                 }
             }

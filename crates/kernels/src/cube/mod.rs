@@ -16,6 +16,7 @@ pub(crate) mod block;
 mod conv;
 mod copies;
 pub(crate) mod direct;
+mod fours;
 pub(crate) mod geometry;
 pub(crate) mod group;
 pub(crate) mod join;

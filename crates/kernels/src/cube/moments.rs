@@ -18,9 +18,9 @@ use cubecl::prelude::*;
 /// # Safety
 /// No index is checked: A, each B and C must hold all that its [`Args`] and [`Image`] reach, and [`Block::adds_rows`] be true. All blocks are of one size.
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(crate) fn matmul_moments_kernel<E: Float>(
-    a: &Tensor<f32>,
-    b: &Sequence<OwnedTensor<E>>,
+pub(crate) fn matmul_moments_kernel<AN: Size, E: Float, BN: Size>(
+    a: &Tensor<Vector<f32, AN>>,
+    b: &Sequence<OwnedTensor<Vector<E, BN>>>,
     c: &mut Tensor<E>,
     parts: &mut Tensor<f32>,
     args: &Sequence<Args>,
@@ -28,6 +28,7 @@ pub(crate) fn matmul_moments_kernel<E: Float>(
     #[comptime] blocks: Vec<Block>,
     #[comptime] shared: [usize; 2],
     #[define(E)] _type: ElemType,
+    #[define(AN, BN)] _sizes: [usize; 2],
 ) {
     let count = comptime!(blocks.len());
     let block = comptime!(blocks[0]);
@@ -37,11 +38,21 @@ pub(crate) fn matmul_moments_kernel<E: Float>(
     for i in 0..count {
         let block = comptime!(blocks[i]);
         let part = part_of(0u32, 0u32, args.index(i), block);
-        shared_sums::<f32, E, f32, f32>(a, b.index(i), a, &mut room, &mut sums, args.index(i), images.index(i), &part, block);
+        shared_sums::<f32, AN, E, BN, f32, Vector<f32, AN>>(
+            a,
+            b.index(i),
+            a,
+            &mut room,
+            &mut sums,
+            args.index(i),
+            images.index(i),
+            &part,
+            block,
+        );
     }
     let args = args.index(0usize);
     let part = part_of(0u32, 0u32, args, block);
-    write::<E, f32>(&sums, a, c, 0u32, 0u32, args, images.index(0usize), &part, block);
+    write::<E, Vector<f32, AN>>(&sums, a, c, 0u32, 0u32, args, images.index(0usize), &part, block);
 
     // What a row's thread has is of that row; what others have is not used.
     let row = part.first_row + UNIT_POS;

@@ -58,10 +58,10 @@ pub(super) fn rounded<F: Float>(value: f32, one: f32) -> f32 {
     }
 }
 
-/// Number `at` of a factor, in row `row` of its matrix in memory if it is scaled by rows. What is packed is rounded to `F`, the type of factors; `one` is 1.
+/// Number `at` of a factor that is not read by fours, in row `row` of its matrix in memory if it is scaled by rows. What is packed is rounded to `F`, the type of factors; `one` is 1.
 #[cube]
-pub(super) fn number_at<E: Numeric, F: Float, S: Float>(
-    from: &Tensor<E>,
+pub(super) fn number_at<E: Numeric, N: Size, F: Float, S: CubePrimitive>(
+    from: &Tensor<Vector<E, N>>,
     at: usize,
     scales: &Tensor<S>,
     row: usize,
@@ -69,15 +69,15 @@ pub(super) fn number_at<E: Numeric, F: Float, S: Float>(
     #[comptime] packing: Packing,
 ) -> f32 {
     if comptime!(packing == Packing::Bf16) {
-        let word = u32::cast_from(from[at / 2usize]);
+        let word = u32::cast_from(from[at / 2usize].extract(0usize));
         let value = f32::reinterpret((word >> ((at % 2usize) as u32 * 16u32)) << 16u32);
         rounded::<F>(value, one)
     } else if comptime!(packing == Packing::Int8) {
-        let word = u32::cast_from(from[at / 4usize]);
+        let word = u32::cast_from(from[at / 4usize].extract(0usize));
         let byte = (word >> ((at % 4usize) as u32 * 8u32)) & 255u32;
         let number = f32::cast_from(byte) - select(byte > 127u32, 256.0f32, 0.0f32);
         rounded::<F>(f32::cast_from(scales[row]) * number, one)
     } else {
-        f32::cast_from(from[at])
+        f32::cast_from(from[at].extract(0usize))
     }
 }

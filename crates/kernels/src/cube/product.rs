@@ -1,9 +1,9 @@
 //! The device side of the matrix product: two kernels in one, with and without shared memory.
 //!
-//! Both give a thread a block of 4x4 to 8x8 numbers of C in registers and f32 sums, use no subgroup operations (RDNA1 drivers have got those wrong), no
-//! vector loads and no atomics, and differ in where the operands come from:
+//! Both give a thread a block of 4x4 to 8x8 numbers of C in registers and f32 sums, use no subgroup operations (RDNA1 drivers have got those wrong) and no
+//! atomics, and differ in where the operands come from:
 //!
-//! - *shared*: the workgroup copies a block of terms of A and of B into shared memory, and every number is used 16 to 128 times. The next
+//! - *shared*: the workgroup copies a block of terms of A and of B into shared memory, by fours where they lie so, and every number is used 16 to 128 times. The next
 //!   block is on its way from memory while this one is multiplied.
 //! - *direct*: every thread reads what it needs and leaves the sharing to the cache. Slower on a GPU, but nothing can go wrong in it.
 //!
@@ -16,7 +16,7 @@
 
 use super::args::{Args, Image, Part, multiply};
 use super::block::{AT_ONCE, Block, Kind};
-use super::copies::{fetch_map, fetch_matrix, fetch_taps, of_line, of_map, of_matrix, of_taps, put};
+use super::copies::{fetch_fours, fetch_map, fetch_matrix, fetch_taps, of_fours, of_line, of_map, of_matrix, of_taps, put};
 use super::direct::direct_sums;
 use super::launch::fold;
 use super::packing::rounded;
@@ -75,9 +75,9 @@ pub(crate) fn no_sums(#[comptime] block: Block) -> Array<f32> {
 /// The sums through shared memory, of factors of type `F`, to which packed numbers and, if the block says so, those of A are rounded. Where B has no scales, anything
 /// is bound in their place.
 #[cube]
-pub(crate) fn shared_sums<A: Float, B: Numeric, F: Float, S: Float>(
-    a: &Tensor<A>,
-    b: &Tensor<B>,
+pub(crate) fn shared_sums<A: Float, AN: Size, B: Numeric, BN: Size, F: Float, S: CubePrimitive>(
+    a: &Tensor<Vector<A, AN>>,
+    b: &Tensor<Vector<B, BN>>,
     scales: &Tensor<S>,
     room: &mut Room,
     sums: &mut Array<f32>,
@@ -88,8 +88,16 @@ pub(crate) fn shared_sums<A: Float, B: Numeric, F: Float, S: Float>(
 ) {
     let (left, right, kind) = comptime!((block.left(), block.right(), block.kind()));
     let gather = comptime!(block.gather.unwrap_or_default());
-    let a_copies = of_matrix(part.first_row, args.m, args.a_line, args.a_k, image, left);
-    let b_copies = if comptime!(kind == Kind::Matrix) {
+    let a_copies = if comptime!(left.fours) {
+        of_fours(part.first_row, args.m, args.a_line, args.a_k, image, false, left)
+    } else {
+        of_matrix(part.first_row, args.m, args.a_line, args.a_k, image, left)
+    };
+    let b_copies = if comptime!(right.fours && kind == Kind::Map) {
+        of_fours(part.first_col, args.n, 1usize, image.channel, image, true, right)
+    } else if comptime!(right.fours) {
+        of_fours(part.first_col, args.n, args.b_line, args.b_k, image, false, right)
+    } else if comptime!(kind == Kind::Matrix) {
         of_matrix(part.first_col, args.n, args.b_line, args.b_k, image, right)
     } else if comptime!(kind == Kind::Map) {
         of_map(part.first_col, args.n, image, gather, right)
@@ -119,16 +127,23 @@ pub(crate) fn shared_sums<A: Float, B: Numeric, F: Float, S: Float>(
             let next = clamp_max(k, last);
             let left_over = part.end - next;
             let at_a = base_a + next as usize * args.a_k;
-            fetch_matrix::<A, F, S>(a, scales, args.b_columns, args.one, at_a, left_over, &a_copies, &mut a_values, left);
-            if comptime!(kind == Kind::Matrix) {
+            if comptime!(left.fours) {
+                fetch_fours::<A, AN>(a, at_a, left_over, &a_copies, &mut a_values, left);
+            } else {
+                fetch_matrix::<A, AN, F, S>(a, scales, args.b_columns, args.one, at_a, left_over, &a_copies, &mut a_values, left);
+            }
+            if comptime!(right.fours) {
+                let step = if comptime!(kind == Kind::Map) { image.channel } else { args.b_k };
+                fetch_fours::<B, BN>(b, base_b + next as usize * step, left_over, &b_copies, &mut b_values, right);
+            } else if comptime!(kind == Kind::Matrix) {
                 let at_b = base_b + next as usize * args.b_k;
-                fetch_matrix::<B, F, S>(b, scales, args.b_columns, args.one, at_b, left_over, &b_copies, &mut b_values, right);
+                fetch_matrix::<B, BN, F, S>(b, scales, args.b_columns, args.one, at_b, left_over, &b_copies, &mut b_values, right);
             } else if comptime!(kind == Kind::Map) {
                 let at_b = base_b + next as usize * image.channel;
-                fetch_map::<B>(b, at_b, left_over, &b_copies, image, &mut b_values, gather, right);
+                fetch_map::<B, BN>(b, at_b, left_over, &b_copies, image, &mut b_values, gather, right);
             } else {
                 let has_pixel = UNIT_POS % comptime!(right.deep) < left_over;
-                there = fetch_taps::<B>(b, base_b, i, j, has_pixel, &b_copies, image, &mut b_values, gather, right);
+                there = fetch_taps::<B, BN>(b, base_b, i, j, has_pixel, &b_copies, image, &mut b_values, gather, right);
                 j += comptime!(right.deep);
                 while j >= image.map_width {
                     j -= image.map_width;
@@ -163,7 +178,7 @@ pub(crate) fn shared_sums<A: Float, B: Numeric, F: Float, S: Float>(
                     }
                 }
                 put(&a_values, &mut room.a, &a_copies, left_over, there, Kind::Matrix, left);
-                put(&b_values, &mut room.b, &b_copies, left_over, there, kind, right);
+                put(&b_values, &mut room.b, &b_copies, left_over, there, comptime!(if right.fours { Kind::Matrix } else { kind }), right);
             }
             sync_cube();
             k += comptime!(block.deep);
@@ -177,15 +192,16 @@ pub(crate) fn shared_sums<A: Float, B: Numeric, F: Float, S: Float>(
 /// # Safety
 /// No index is checked: A, B and C must hold all that [`Args`] and [`Image`] reach, a bias a number to each row of every batch of the period, scales one to each row of the matrix that B lies in.
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(crate) fn matmul_kernel<A: Float, B: Numeric, C: Float>(
-    a: &Tensor<A>,
-    b: &Tensor<B>,
+pub(crate) fn matmul_kernel<A: Float, AN: Size, B: Numeric, BN: Size, C: Float>(
+    a: &Tensor<Vector<A, AN>>,
+    b: &Tensor<Vector<B, BN>>,
     beside: &Tensor<f32>,
     c: &mut Tensor<C>,
     args: &Args,
     image: &Image,
     #[comptime] block: Block,
     #[define(A, B, C)] _types: [ElemType; 3],
+    #[define(AN, BN)] _sizes: [usize; 2],
 ) {
     let z = CUBE_POS_Z / args.splits + args.first_batch;
     let split = CUBE_POS_Z % args.splits;
@@ -193,16 +209,16 @@ pub(crate) fn matmul_kernel<A: Float, B: Numeric, C: Float>(
     let mut sums = no_sums(block);
     if comptime!(block.shared) {
         let mut room = room(comptime!(block.left().size()), comptime!(block.right().size()));
-        shared_sums::<A, B, A, f32>(a, b, beside, &mut room, &mut sums, args, image, &part, block);
+        shared_sums::<A, AN, B, BN, A, f32>(a, b, beside, &mut room, &mut sums, args, image, &part, block);
     } else {
-        direct_sums::<A, B, A, f32>(a, b, beside, &mut sums, args, image, &part, block);
+        direct_sums::<A, AN, B, BN, A, f32>(a, b, beside, &mut sums, args, image, &part, block);
     }
     write::<C, f32>(&sums, beside, c, z, split, args, image, &part, block);
 }
 
 /// A thread's numbers of C's matrix `z`, part `split`, behind what is done to each.
 #[cube]
-pub(super) fn write<C: Float, S: Float>(
+pub(super) fn write<C: Float, S: CubePrimitive>(
     sums: &Array<f32>,
     beside: &Tensor<S>,
     c: &mut Tensor<C>,

@@ -128,7 +128,7 @@ fn map(
     let main = product(name, [m, n, k], a.layout, b.layout, 0, 1.0);
     let block = main.block(hardware.max_units_per_cube);
     let shared = block.bytes() <= hardware.max_shared_memory_size && shared_memory_works(&like.device);
-    let block = Block { shared, rounds: factors != DType::F32 && factors != like.dtype, ..block };
+    let block = Block { shared, rounds: factors != DType::F32 && factors != like.dtype, ..block }.by_fours(main.fours(a.tensor, b.tensor));
     let (c, to_c) = match &onto {
         Some(onto) => replacement(onto, 5),
         None => {
@@ -146,7 +146,7 @@ fn map(
     if low.is_some() {
         branch.check(left, right, None, &c);
     }
-    let of_branch = || Block { packing: branch.b.packing, rounds: false, ..block.of_terms(None, branch.k, branch.k) };
+    let of_branch = || Block { packing: branch.b.packing, rounds: false, ..block.of_terms(None, branch.k, branch.k) }.by_fours([false; 2]);
     let with = With { low: low.is_some().then(of_branch), bias: bias.is_some(), onto: onto.is_some() };
     let blocks = [n.div_ceil(block.cols as usize), m.div_ceil(block.rows as usize)];
     // Scales are bound where nothing else is.
@@ -187,6 +187,7 @@ fn map(
             block,
             with,
             [like.dtype, factors, b.layout.packing.element(b.tensor.dtype), c.dtype].map(dtype_to_storage_type),
+            block.at_once(),
         );
     }
     c

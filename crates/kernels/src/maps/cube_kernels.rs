@@ -27,11 +27,11 @@ pub(super) struct With {
 /// No index is checked: the tensors must hold all that `args` and, with a branch, `low` reach, a bias a number to each column, `onto` what C has; of a B with
 /// scales, `bias` or (beside a bias, of a C in f32) `onto` is a scale to each row of its matrix.
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(super) fn map_kernel<A: Float, F: Float, B: Numeric, C: Float>(
-    a: &Tensor<A>,
-    b: &Tensor<B>,
-    left: &Tensor<f32>,
-    right: &Tensor<f32>,
+pub(super) fn map_kernel<A: Float, AN: Size, F: Float, B: Numeric, BN: Size, C: Float>(
+    a: &Tensor<Vector<A, AN>>,
+    b: &Tensor<Vector<B, BN>>,
+    left: &Tensor<Vector<f32, Const<1>>>,
+    right: &Tensor<Vector<f32, Const<1>>>,
     bias: &Tensor<f32>,
     onto: &Tensor<C>,
     c: &mut Tensor<C>,
@@ -41,25 +41,26 @@ pub(super) fn map_kernel<A: Float, F: Float, B: Numeric, C: Float>(
     #[comptime] block: Block,
     #[comptime] with: With,
     #[define(A, F, B, C)] _types: [ElemType; 4],
+    #[define(AN, BN)] _sizes: [usize; 2],
 ) {
     let part = part_of(0u32, 0u32, args, block);
     // One of the two is there for scales.
     let sums = if comptime!(with.bias) {
-        map_sums::<A, F, B, C>(a, b, onto, left, right, args, low, image, &part, block, with)
+        map_sums::<A, AN, F, B, BN, C>(a, b, onto, left, right, args, low, image, &part, block, with)
     } else {
-        map_sums::<A, F, B, f32>(a, b, bias, left, right, args, low, image, &part, block, with)
+        map_sums::<A, AN, F, B, BN, f32>(a, b, bias, left, right, args, low, image, &part, block, with)
     };
     write::<C>(&sums, bias, onto, c, args, &part, block, with);
 }
 
 /// The sums of [`map_kernel`].
 #[cube]
-fn map_sums<A: Float, F: Float, B: Numeric, S: Float>(
-    a: &Tensor<A>,
-    b: &Tensor<B>,
+fn map_sums<A: Float, AN: Size, F: Float, B: Numeric, BN: Size, S: CubePrimitive>(
+    a: &Tensor<Vector<A, AN>>,
+    b: &Tensor<Vector<B, BN>>,
     scales: &Tensor<S>,
-    left: &Tensor<f32>,
-    right: &Tensor<f32>,
+    left: &Tensor<Vector<f32, Const<1>>>,
+    right: &Tensor<Vector<f32, Const<1>>>,
     args: &Args,
     low: &Args,
     image: &Image,
@@ -70,13 +71,13 @@ fn map_sums<A: Float, F: Float, B: Numeric, S: Float>(
     let mut sums = no_sums(block);
     if comptime!(block.shared) {
         let mut room = room(comptime!(block.left().size()), comptime!(block.right().size()));
-        shared_sums::<A, B, F, S>(a, b, scales, &mut room, &mut sums, args, image, part, block);
+        shared_sums::<A, AN, B, BN, F, S>(a, b, scales, &mut room, &mut sums, args, image, part, block);
         if comptime!(with.low.is_some()) {
             let block = comptime!(with.low.unwrap_or(block));
-            shared_sums::<f32, f32, f32, f32>(
+            shared_sums::<f32, Const<1>, f32, Const<1>, f32, S>(
                 left,
                 right,
-                right,
+                scales,
                 &mut room,
                 &mut sums,
                 low,
@@ -86,10 +87,19 @@ fn map_sums<A: Float, F: Float, B: Numeric, S: Float>(
             );
         }
     } else {
-        direct_sums::<A, B, F, S>(a, b, scales, &mut sums, args, image, part, block);
+        direct_sums::<A, AN, B, BN, F, S>(a, b, scales, &mut sums, args, image, part, block);
         if comptime!(with.low.is_some()) {
             let block = comptime!(with.low.unwrap_or(block));
-            direct_sums::<f32, f32, f32, f32>(left, right, right, &mut sums, low, image, &part_of(0u32, 0u32, low, block), block);
+            direct_sums::<f32, Const<1>, f32, Const<1>, f32, S>(
+                left,
+                right,
+                scales,
+                &mut sums,
+                low,
+                image,
+                &part_of(0u32, 0u32, low, block),
+                block,
+            );
         }
     }
     sums

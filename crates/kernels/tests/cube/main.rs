@@ -120,6 +120,9 @@ fn agrees_with_the_cpu() {
         case([1, 2, 136, 136], 64, 3, 1, 1),
         case([1, 64, 136, 136], 2, 3, 1, 1),
         case([3, 5, 80, 78], 32, 1, 1, 0),
+        // By fours, of whole blocks of terms and not.
+        case([3, 48, 16, 20], 64, 1, 1, 0),
+        case([2, 20, 6, 10], 24, 1, 1, 0),
     ];
     let dilated = Case { config: ConvConfig { dilation: [2, 3], ..case([0; 4], 0, 0, 1, 2).config }, ..case([2, 5, 11, 13], 4, 3, 1, 0) };
     let grouped = Case { config: ConvConfig { groups: 2, ..dilated.config }, ..case([2, 6, 11, 13], 4, 3, 1, 0) };
@@ -169,7 +172,9 @@ fn large_and_strided() {
         let tensor = CubeBackend::float_permute(cube(tensor), &[0, 2, 3, 1]);
         CubeBackend::float_permute(burn_cubecl::kernel::into_contiguous(tensor), &[0, 3, 1, 2])
     };
-    for plain in [plain, case([2, 6, 9, 8], 10, 1, 1, 0), Case { config: ConvConfig { groups: 2, ..plain.config }, ..plain }] {
+    // By fours, and number by number.
+    let fours = case([2, 12, 10, 10], 36, 1, 1, 0);
+    for plain in [plain, fours, case([2, 6, 9, 8], 10, 1, 1, 0), Case { config: ConvConfig { groups: 2, ..plain.config }, ..plain }] {
         let [y, _, dx, dw] = plain.on_cube().map(numbers);
         let (x, dy, w) = (channels_last(plain.x()), channels_last(plain.dy()), cube(plain.w()));
         assert_ne!(x.meta.strides()[3], 1);

@@ -65,6 +65,9 @@ pub struct LearnerConfig {
     pub checkpoint_minutes: f64,
     /// Checkpoints to keep, at least two; the best one and the one a roll-back would go to are kept besides.
     pub keep_checkpoints: usize,
+    /// Batches of an accumulation window that are computed before any of them is read back from the device, which changes no number. `None`: as many as take half a
+    /// second, and on the processor, which nobody waits for, one.
+    pub ahead: Option<usize>,
     /// Batches between two `step` events.
     pub log_every: usize,
     /// Wait for the device after every stage of a step and tell at the end of an epoch where its time went.
@@ -101,6 +104,7 @@ impl LearnerConfig {
             save_period: -1,
             checkpoint_minutes: 10.0,
             keep_checkpoints: 2,
+            ahead: None,
             log_every: 1,
             profile: false,
         }

@@ -14,6 +14,7 @@ use burn::tensor::Device;
 use burn::train::Interrupter;
 use serde_json::{Value, json};
 
+use crate::ahead::Batches;
 use crate::config::{LearnerConfig, check_task};
 use crate::counters::Counters;
 use crate::dashboard::Dashboard;
@@ -177,7 +178,7 @@ impl<T: Task> Learner<T> {
         self
     }
 
-    /// A flag that ends the run after the step in progress, with a checkpoint.
+    /// A flag that ends the run after the step in progress, with a checkpoint; on a GPU a few short ones of a window may be in progress at once.
     pub fn stop_when(&mut self, flag: Arc<AtomicBool>) -> &mut Self {
         self.run.watchers.stop = flag;
         self
@@ -403,7 +404,7 @@ fn by_plan<'scope, T: Task>(
     let (draw, counters) = (run.draw(), run.state.counters.clone());
     let (position, rank) = (counters.position, (run.ranks.rank(), run.ranks.count()));
     let make = move |i: usize| make(task, data, plan, i, rank, draw, &counters);
-    let mut loader = Loader::start(scope, run.settings.config.workers, position..plan.batches.len(), make);
+    let mut batches = Batches::<T>::of(Loader::start(scope, run.settings.config.workers, position..plan.batches.len(), make));
     run.watchers.all(|o| o.on_epoch(plan.epoch, position));
     loop {
         if run.agree()? {
@@ -412,8 +413,11 @@ fn by_plan<'scope, T: Task>(
         match next(&run.state.counters, plan, &run.clock.saved) {
             Next::Step => {
                 run.turn_to(Phase::Step);
+                if run.train_ahead(task, plan, &mut batches)? {
+                    continue;
+                }
                 let asked = Instant::now();
-                let Some(made) = loader.next() else { return Ok(None) };
+                let Some(made) = batches.next() else { return Ok(None) };
                 match run.train(task, plan, made, asked)? {
                     Trained::On => {}
                     Trained::RollBack { files } => return run.roll_back(&files).map(|()| None),

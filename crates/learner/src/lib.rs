@@ -5,6 +5,7 @@
 //! survives is in [`RunState`], every random draw is a hash of (seed, stream, epoch, index), and nothing depends on a thread or a clock.
 
 mod adaptive;
+mod ahead;
 mod arenas;
 mod attempt;
 pub mod bench;

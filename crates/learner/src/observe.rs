@@ -49,7 +49,7 @@ pub struct BatchReport {
     pub samples: usize,
     /// What the speed is told in: samples, or all tokens that are not padding.
     pub units: usize,
-    /// Seconds since the last batch was done.
+    /// Seconds since the last batch was done; of batches of a window that were read together, its share of theirs.
     pub seconds: f64,
     /// Learning rate of each group.
     pub lr: Vec<f64>,

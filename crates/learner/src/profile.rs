@@ -27,6 +27,13 @@ impl StepTimes {
     pub fn step(&self) -> f64 {
         self.forward + self.backward + self.exchange + self.update
     }
+
+    /// A share of each.
+    pub(crate) fn part(&self, share: f64) -> Self {
+        let Self { wait, forward, backward, exchange, update } = *self;
+        let [wait, forward, backward, exchange, update] = [wait, forward, backward, exchange, update].map(|s| s * share);
+        Self { wait, forward, backward, exchange, update }
+    }
 }
 
 /// A part of a training step.

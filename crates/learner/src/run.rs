@@ -9,7 +9,7 @@ use burn::tensor::Device;
 use serde_json::{Value, json};
 
 use crate::config::LearnerConfig;
-use crate::counters::Counters;
+use crate::counters::{Counters, Place};
 use crate::error::{LearnError, TaskError};
 use crate::identity::Identity;
 use crate::layout::Layout;
@@ -62,12 +62,26 @@ pub(crate) struct Clock {
     pub(crate) trained_s: f64,
     /// The norm of the newest update that no `step` event has told.
     pub(crate) grad_norm: Option<f64>,
+    /// Seconds that the last batch took; no number of them before the first.
+    pub(crate) batch_s: f64,
+    /// Batches before this one are read one by one.
+    pub(crate) singly_until: Place,
 }
 
 impl Clock {
     pub(crate) fn start() -> Self {
-        let (saved, times) = (Saved::default(), StepTimes::default());
-        Self { lap: Instant::now(), saved, safe: None, compared: None, readable: None, times, trained_s: 0.0, grad_norm: None }
+        Self {
+            lap: Instant::now(),
+            saved: Saved::default(),
+            safe: None,
+            compared: None,
+            readable: None,
+            times: StepTimes::default(),
+            trained_s: 0.0,
+            grad_norm: None,
+            batch_s: f64::INFINITY,
+            singly_until: Place::default(),
+        }
     }
 
     /// Seconds since the last lap.

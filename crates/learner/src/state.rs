@@ -30,6 +30,23 @@ pub struct RunState<M> {
     pub counters: Counters,
 }
 
+/// What a batch, or a window of them, may have to go back to: handles, not data. Moments and EMA change last, when everything that needs memory was read back.
+pub(crate) struct Before<M> {
+    pub(crate) model: M,
+    grads: GradBuffer,
+    pub(crate) counters: Counters,
+}
+
+impl<M: Module> Before<M> {
+    pub(crate) fn of(state: &RunState<M>) -> Self {
+        Self { model: state.model.valid(), grads: state.grads.clone(), counters: state.counters.clone() }
+    }
+
+    pub(crate) fn restore(self, state: &mut RunState<M>) {
+        (state.model, state.grads, state.counters) = (self.model.train(), self.grads, self.counters);
+    }
+}
+
 /// A checkpoint's files by name.
 pub type Members = Vec<(&'static str, Vec<u8>)>;
 

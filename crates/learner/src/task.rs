@@ -58,7 +58,7 @@ pub struct StepOutput<O> {
     pub items: Tensor<1>,
     /// Objects, tokens or whatever this task counts, in this batch.
     pub count: usize,
-    /// Whatever the metrics registered for this task want to see.
+    /// Whatever the metrics registered for this task want to see: held until the batch is told of, with those of the few that are read together.
     pub output: O,
 }
 
@@ -207,7 +207,7 @@ pub trait Task: Send + Sync {
         self.sample_names(batch).len()
     }
 
-    /// Looks at a batch (its first part, if it is cut) before it is trained on, for files of it (sample pictures).
+    /// Looks at a batch (its first part, if it is cut) before it is told of, for files of it (sample pictures).
     fn inspect(&self, _batch: &Self::Batch, _draw: Draw, _position: usize) -> Vec<RunFile> {
         Vec::new()
     }

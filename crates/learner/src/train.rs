@@ -17,6 +17,7 @@ use crate::run::Run;
 use crate::scaling::LossScale;
 use crate::schedule::{Hyper, Schedule};
 use crate::shortage::Shortage;
+use crate::state::RunState;
 use crate::step::{StepContext, StepReport, try_step};
 use crate::task::{Draw, Task, Unreadable};
 use crate::tensorboard;
@@ -83,11 +84,11 @@ impl<T: Task> Run<T> {
             Err(error) => return self.unread(error),
         };
         let draw = plan.draw(self.draw(), position);
-        let seen = batch.first().filter(|_| self.ranks.is_first());
-        let files = seen.map(|part| task.inspect(part, draw, position)).unwrap_or_default();
-        self.write(files);
+        self.inspect(task, &batch, draw);
         let hyper = self.hyper(plan, position);
-        let step = match self.step(task, &batch, plan, &hyper) {
+        self.begin_step(task, draw);
+        let (context, state) = self.context(task);
+        let step = match try_step(&context, state, &batch, draw, &hyper) {
             Ok(step) => Ok(step),
             Err(Failure::Other(error)) => Err(error),
             Err(Failure::Memory(shortage)) => {
@@ -99,7 +100,8 @@ impl<T: Task> Run<T> {
         without.iter().for_each(|(rank, reason)| self.goes_without(*rank, reason));
         let mut step = step?;
         step.times.wait = wait;
-        let seconds = self.pass_on(hyper.lr, step.times);
+        let seconds = self.clock.lap();
+        self.pass_on(hyper.lr, step.times, seconds);
         if let Some(what) = step.skipped {
             return Ok(self.skip(task, &batch, draw, what, step.lost_update));
         }
@@ -108,18 +110,26 @@ impl<T: Task> Run<T> {
         Ok(Trained::On)
     }
 
-    /// To the next batch, after one was computed with these rates. Seconds since the one before.
-    fn pass_on(&mut self, lr: Vec<f64>, times: StepTimes) -> f64 {
+    /// The files that a task makes of a batch.
+    pub(crate) fn inspect(&mut self, task: &T, batch: &[T::Batch], draw: Draw) {
+        let position = self.state.counters.position;
+        let seen = batch.first().filter(|_| self.ranks.is_first());
+        let files = seen.map(|part| task.inspect(part, draw, position)).unwrap_or_default();
+        self.write(files);
+    }
+
+    /// To the next batch, after one was computed with these rates, so many seconds after the one before.
+    pub(crate) fn pass_on(&mut self, lr: Vec<f64>, times: StepTimes, seconds: f64) {
         let counters = &mut self.state.counters;
         (counters.position, counters.unreadable_in_a_row) = (counters.position + 1, 0);
         counters.lr = lr;
         counters.batches += 1;
+        counters.elapsed_s += seconds;
         self.clock.readable = None;
-        let seconds = self.lap();
         self.clock.times += times;
         self.clock.trained_s += seconds;
+        self.clock.batch_s = seconds;
         self.ranks.stepped(seconds);
-        seconds
     }
 
     fn too_large(&mut self, task: &T, plan: &Plan, batch: &[T::Batch], shortage: Shortage) -> TooLarge {
@@ -138,7 +148,7 @@ impl<T: Task> Run<T> {
         }
     }
 
-    fn hyper(&self, plan: &Plan, position: usize) -> Hyper {
+    pub(crate) fn hyper(&self, plan: &Plan, position: usize) -> Hyper {
         let (config, counters) = (&self.settings.config, &self.state.counters);
         let adam = !self.state.optimizer.has_momentum();
         let (batches, limit) = (plan.batches.len(), config.max_steps);
@@ -153,8 +163,8 @@ impl<T: Task> Run<T> {
         hyper
     }
 
-    fn step(&mut self, task: &T, batch: &[T::Batch], plan: &Plan, hyper: &Hyper) -> Result<StepReport<T::Output>, Failure> {
-        let draw = plan.draw(self.draw(), self.state.counters.position);
+    /// What comes before a batch is computed: its seed, the place of its window, the scale of its loss.
+    pub(crate) fn begin_step(&mut self, task: &T, draw: Draw) {
         self.seed_device(draw);
         let (settings, counters) = (&self.settings, &mut self.state.counters);
         if counters.pending == 0 {
@@ -163,6 +173,11 @@ impl<T: Task> Run<T> {
         if let Some(scaling) = settings.config.loss_scaling {
             task.scale_loss(counters.loss_scale.get_or_insert_with(|| LossScale::first(scaling)).scale);
         }
+    }
+
+    /// What a batch is computed with, and the state that it moves.
+    pub(crate) fn context<'a>(&'a mut self, task: &'a T) -> (StepContext<'a, T>, &'a mut RunState<T::Model>) {
+        let settings = &self.settings;
         let context = StepContext {
             task,
             layout: &settings.layout,
@@ -175,14 +190,14 @@ impl<T: Task> Run<T> {
             trains_f16: settings.config.trains_f16,
             profile: settings.config.profile,
         };
-        try_step(&context, &mut self.state, batch, draw, hyper)
+        (context, &mut self.state)
     }
 
     /// A batch that was trained on, in the counters.
     ///
     /// # Errors
     /// A task that tells another number of loss items than it has names for.
-    fn count(&mut self, task: &T, step: &StepReport<T::Output>) -> Result<(), LearnError> {
+    pub(crate) fn count(&mut self, task: &T, step: &StepReport<T::Output>) -> Result<(), LearnError> {
         let (told, named) = (step.items.len(), task.item_names().len());
         if told != named {
             return Err(LearnError::Config(format!("loss() returned {told} items where item_names() has {named}")));
@@ -207,7 +222,7 @@ impl<T: Task> Run<T> {
     }
 
     /// The same for logs and observers.
-    fn report(&mut self, task: &T, plan: &Plan, step: StepReport<T::Output>, seconds: f64) {
+    pub(crate) fn report(&mut self, task: &T, plan: &Plan, step: StepReport<T::Output>, seconds: f64) {
         let counters = &self.state.counters;
         let updated = step.grad_norm.is_some();
         let report = BatchReport {

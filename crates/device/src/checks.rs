@@ -171,8 +171,8 @@ fn precision(half: bool) -> Precision {
 /// A pass of a convolution, of a map or of attention of the run, in the precision of the run on the device.
 fn of_run(proof: Proof, path: Path, work: Work) -> Check {
     let Proof { shape, pass, count, of_batch } = proof;
-    // What is between a language model's products is f32 in every precision (decision 16).
-    let in_half = work.half() && !matches!(shape, Shape::Attention(_));
+    // What is between a language model's products may be f32 in f16 too (decision 16).
+    let in_half = work.half() && !matches!(shape, Shape::Attention(heads) if !heads.half);
     let name = match (shape, pass) {
         (Shape::Conv(conv), Pass::Forward) if conv.normed => "forward, normalised",
         (_, Pass::Forward) => "forward",
@@ -185,11 +185,12 @@ fn of_run(proof: Proof, path: Path, work: Work) -> Check {
     let many = if of_batch { format!(", {count} {what}") } else { String::new() };
     let run = move |device: &Device, by: Lowering, reference: bool| {
         let half = in_half && !reference;
+        let dtype = if half { DType::F16 } else { DType::F32 };
         match shape {
             Shape::Conv(conv) => conv.run(pass, count, device, by, half),
             Shape::Map(map) => map.run(pass, count, device, precision(half)),
-            Shape::Attention(heads) if pass == Pass::Forward => heads.forward(device),
-            Shape::Attention(heads) => heads.gradients(device),
+            Shape::Attention(heads) if pass == Pass::Forward => heads.forward(device, dtype),
+            Shape::Attention(heads) => heads.gradients(device, dtype),
         }
     };
     let check = Check::new(Stage::Shapes, format!("{shape} {name}{many}"), run);
@@ -303,7 +304,8 @@ mod tests {
     fn each_pass_of_the_runs_own_shapes_is_checked() {
         let plain = Conv { input: [12, 20], ..plain(5, 7, 3, 2, 0) };
         let [conv, normed] = [false, true].map(|normed| Shape::Conv(Conv { normed, ..plain }));
-        let attention = Shape::Attention(Heads::few(6, 3, 16));
+        let heads = Heads::few(6, 3, 16);
+        let [attention, in_half] = [false, true].map(|half| Shape::Attention(Heads { half, ..heads }));
         for (path, work, shape, passes) in [
             (Path::Gemm, Work::Detector, conv, &["forward", "gradient of x", "gradient of w"][..]),
             (Path::Gemm, Work::Detector, normed, &["forward, normalised", "gradient of x", "gradient of w"]),
@@ -311,6 +313,7 @@ mod tests {
             (Path::Gemm, Work::LanguageModel, map([33, 70], Some(Storage::Nf4), 4), &["forward", "gradients of x, A and B"]),
             (Path::Gemm, Work::HalfLanguageModel, map([33, 70], Some(Storage::Int8), 4), &["forward", "gradients of x, A and B"]),
             (Path::Gemm, Work::HalfLanguageModel, attention, &["forward", "gradients of q, k and v"]),
+            (Path::Gemm, Work::HalfLanguageModel, in_half, &["forward", "gradients of q, k and v"]),
         ] {
             let all = checks(path, work, &[shape]);
             let of_run: Vec<&Check> = all.iter().filter(|check| check.stage == Stage::Shapes).collect();
@@ -322,8 +325,8 @@ mod tests {
                 compare(&ours, &reference, check.tolerance).unwrap();
             }
         }
-        let names = [conv, map([33, 70], Some(Storage::Nf4), 4), attention].map(|shape| shape.to_string());
-        assert_eq!(names, ["3x3 s2 5>7 at 20x12", "70>33 in nf4", "attention 4/2x16"]);
+        let names = [conv, map([33, 70], Some(Storage::Nf4), 4), attention, in_half].map(|shape| shape.to_string());
+        assert_eq!(names, ["3x3 s2 5>7 at 20x12", "70>33 in nf4", "attention 4/2x16", "attention 4/2x16 in f16"]);
     }
 
     /// What only the batches of a run have is proved by our kernels on cards; a program, and Burn's kernels, have the rest.
@@ -367,12 +370,13 @@ mod tests {
         assert!(compare(&repeated(|| run(5), false), &reference, TOLERANCE).unwrap_err().contains("wrong numbers"));
     }
 
-    /// Factors in f16 are forgiven more; attention, which is f32 in every precision, is not. A type that a device lacks is asked for by its name.
+    /// Factors in f16 are forgiven more; attention that is f32 beside them is not. A type that a device lacks is asked for by its name.
     #[test]
     fn a_check_knows_its_precision_and_what_it_needs() {
         let of = |work, shape| checks(Path::Gemm, work, &[shape]).pop().unwrap();
-        let attention = of(Work::HalfLanguageModel, Shape::Attention(Heads::few(2, 2, 8)));
-        assert_eq!((attention.tolerance, attention.needs), (TOLERANCE, None));
+        let attention = |half| of(Work::HalfLanguageModel, Shape::Attention(Heads { half, ..Heads::few(2, 2, 8) }));
+        let asked = [false, true].map(attention).map(|check| (check.tolerance, check.needs));
+        assert_eq!(asked, [(TOLERANCE, None), (HALF_TOLERANCE, Some(DType::F16))]);
         let nf4 = of(Work::HalfLanguageModel, map([8, 8], Some(Storage::Nf4), 2));
         assert_eq!((nf4.tolerance, nf4.needs), (HALF_TOLERANCE, Some(DType::F16)));
         let bf16 = of(Work::LanguageModel, map([8, 8], Some(Storage::Bf16), 2));

@@ -55,7 +55,8 @@ fn layer(base: &[Weight], leaves: &[Tensor<1>], x: Tensor<2>, precision: Precisi
     };
     let ones = Tensor::<1>::ones([HIDDEN], &device);
     let normed = rms_norm(x.clone(), ones.clone(), 1e-6);
-    let [q, k, v] = maps(normed, [map(0), map(1), map(2)], None, false, precision);
+    let half = precision == Precision::F16;
+    let [q, k, v] = maps(normed, [map(0), map(1), map(2)], None, half, precision);
     let heads = |y: Tensor<2>, count: usize| y.reshape([TEXTS, TOKENS, count, HEAD]);
     let (cos, sin) = (tensor(51, [1, 1, TOKENS, HEAD / 2], &device), tensor::<4>(52, [1, 1, TOKENS, HEAD / 2], &device));
     let [q, k] = rotate(heads(q, HEADS), heads(k, KEY_HEADS), cos, sin);
@@ -65,7 +66,7 @@ fn layer(base: &[Weight], leaves: &[Tensor<1>], x: Tensor<2>, precision: Precisi
     let first = Tensor::<2, Int>::from_data(TensorData::new(first, [TEXTS, TOKENS]), &device);
     let seen = attention(q, k, v, first, 0.25).swap_dims(1, 2).reshape([ROWS, HIDDEN]);
     let [x] = maps(seen, [map(3)], Some(x), false, precision);
-    let [gate, up] = maps(rms_norm(x.clone(), ones, 1e-6), [map(4), map(5)], None, precision == Precision::F16, precision);
+    let [gate, up] = maps(rms_norm(x.clone(), ones, 1e-6), [map(4), map(5)], None, half, precision);
     let [y] = maps(swiglu(gate, up), [map(6)], Some(x), false, precision);
     y
 }

@@ -71,7 +71,11 @@ fn shapes(model: &ModelConfig, config: &SftConfig) -> Vec<Shape> {
     let of_map = |sizes, storage| Shape::Map(LinearMap { sizes, storage, rank, rows }.in_batch(rows));
     let stored = |sizes| storages.iter().filter(move |storage| whole(sizes, storage)).map(move |&storage| of_map(sizes, storage));
     let mut all: Vec<Shape> = maps.into_iter().flat_map(stored).collect();
-    all.push(Shape::Attention(Heads::few(queries, keys, width)));
+    let heads = Heads::few(queries, keys, width);
+    all.push(Shape::Attention(heads));
+    if config.precision == RunPrecision::Fp16 && config.products != Products::Burn && !model.qkv_bias {
+        all.push(Shape::Attention(Heads { half: true, ..heads }));
+    }
     all.sort();
     all.dedup();
     all
@@ -134,7 +138,12 @@ mod tests {
         let half = of(BaseDtype::Auto, RunPrecision::Fp16);
         assert_eq!((half.work, storages(&half)), (Work::HalfLanguageModel, vec![Some(Storage::F16)]));
         let heads = Heads::few(model.num_attention_heads, model.num_key_value_heads, model.head_dim);
-        assert!(half.shapes.contains(&Shape::Attention(heads)));
+        let has = |options: &ProbeOptions, half| options.shapes.contains(&Shape::Attention(Heads { half, ..heads }));
+        assert!(has(&half, false) && !has(&half, true), "of keys with a bias");
+        let plain = ModelConfig { qkv_bias: false, ..model.clone() };
+        let half = SftConfig { precision: RunPrecision::Fp16, ..SftConfig::default() };
+        let [ours, burns] = [Products::Auto, Products::Burn].map(|products| of_run(&SftConfig { products, ..half.clone() }, Some(&plain)));
+        assert!(has(&ours, false) && has(&ours, true) && has(&burns, false) && !has(&burns, true));
     }
 
     /// A branch is in the sums of its map unless something is done to it alone, and a batch has as many rows as its longest.

@@ -11,7 +11,8 @@ use crate::model::CausalLm;
 use crate::named::{Change, map};
 use crate::storage::BaseDtype;
 
-/// How exactly a run computes. Sums are f32 in each, and tensors too, but for gate and up in `fp16` by our own products on a card.
+/// How exactly a run computes. Sums are f32 in each, and tensors too, but in `fp16` by our own products on a card for gate and up, and for queries, keys and values
+/// without a bias.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RunPrecision {
     /// Everything in f32.

@@ -28,6 +28,7 @@ use crate::rows::ids;
 use crate::steps::{Autodiff, CheckpointStrategy, recorded};
 use backward::{Above, key_grads, query_grads};
 use blocks::{Inputs, by_queries, rows_of_task};
+pub use cube::key_parts;
 use forward::forward;
 use sizes::Sizes;
 

@@ -1,13 +1,13 @@
 //! Attention composed of products and a masked softmax: the definition, and the way of devices and types without a kernel.
 //!
 //! A block of queries at a time, with the keys that the last of them sees: the scores of all pairs are never held here either, and half of them
-//! are never made. A short sequence is one block.
+//! are never made. A short sequence is one block. What is in f16, which has no number for a key that is not seen, becomes f32.
 
 use std::ops::Range;
 
 use burn::backend::tensor::{FloatTensor as Float, IntTensor};
 use burn::backend::{Backend, Scalar, TensorMetadata};
-use burn::tensor::{Shape, Slice};
+use burn::tensor::{DType, Shape, Slice};
 
 use super::sizes::Sizes;
 use crate::decoder::{BLOCKED, DecoderOps};
@@ -75,6 +75,10 @@ impl Sizes {
     }
 }
 
+fn wide<B: DecoderOps>(x: Float<B>) -> Float<B> {
+    if x.dtype() == DType::F16 { B::widen(x) } else { x }
+}
+
 fn transposed<B: Backend>(x: Float<B>) -> Float<B> {
     B::float_swap_dims(x, 2, 3)
 }
@@ -87,10 +91,11 @@ fn probabilities<B: DecoderOps + MatrixOps>(q: Float<B>, k: Float<B>, first: Int
 /// By parts of at most so many scores: [`SCORES`], but for the test.
 pub(super) fn attend<B: DecoderOps + MatrixOps>(
     most: usize,
-    [q, k, v]: [Float<B>; 3],
+    operands: [Float<B>; 3],
     first: IntTensor<B>,
     scale: f64,
 ) -> (Float<B>, Float<B>) {
+    let [q, k, v] = operands.map(wide::<B>);
     let of_part = |part: Part| {
         let (q, k, v) = (cut::<B>(&q, part.rows.clone()), cut::<B>(&k, 0..part.keys), cut::<B>(&v, 0..part.keys));
         let sizes = Sizes::new(&q, &k);
@@ -106,10 +111,11 @@ pub(super) fn attend<B: DecoderOps + MatrixOps>(
 /// By parts of at most so many scores: [`SCORES`], but for the test.
 pub(super) fn attend_grad<B: DecoderOps + MatrixOps>(
     most: usize,
-    [q, k, v, dy]: [Float<B>; 4],
+    operands: [Float<B>; 4],
     first: IntTensor<B>,
     scale: f64,
 ) -> (Float<B>, Float<B>, Float<B>) {
+    let [q, k, v, dy] = operands.map(wide::<B>);
     let mut dq = Vec::new();
     // Of the keys of the parts so far; those of the last part are all.
     let mut sums: Option<[Float<B>; 2]> = None;

@@ -1,4 +1,5 @@
-//! The decoder's operations on CubeCL devices: f32 through our kernels, the gated SiLU in 16 bits too, everything else through Burn's own operations.
+//! The decoder's operations on CubeCL devices: f32 through our kernels, and all but softmax in 16 bits too, everything else through Burn's own operations. Weights of norms,
+//! angles and sums are f32 beside numbers of any type.
 //!
 //! RMS norm is one launch where shared memory can be trusted, a workgroup to a row; else what adds up rows is two. The weight's gradient, which adds up rows
 //! and then columns, is four, the rest one. A result goes into the memory of the tensor it replaces if nobody else holds that.
@@ -27,24 +28,40 @@ use crate::shapes::expect;
 
 impl DecoderOps for CubeBackend {
     fn rms_norm(x: CubeTensor, weight: CubeTensor, epsilon: f64) -> CubeTensor {
-        if !covers([&x, &weight]) {
+        if !covers_images(&[&x], [&weight]) {
+            let [x, weight] = alike([x, weight]);
             return portable::rms_norm::<Self>(x, weight, epsilon);
         }
         let [x, weight] = [x, weight].map(into_contiguous);
-        let (plan, y) = (Plan::new(&x), like(&x));
-        let (all, width, threads) = (plan.numbers(), plan.width, plan.threads());
+        let (plan, y, dtype) = (Plan::new(&x), like(&x), x.dtype);
+        let (all, width, threads, kind) = (plan.numbers(), plan.width, plan.threads(), dtype_to_storage_type(dtype));
         if shared_memory_works(&x.device) {
-            launch!(rms_norm_row_kernel, plan.rows * UNITS as usize, [(x, all), (weight, width), (y, all)], plan.rows(), epsilon as f32);
+            launch!(
+                rms_norm_row_kernel,
+                plan.rows * UNITS as usize,
+                [(x, all, dtype), (weight, width), (y, all, dtype)],
+                plan.rows(),
+                epsilon as f32,
+                kind
+            );
             return y;
         }
         let sums = plan.sums(&x, 1);
-        launch!(row_squares_kernel, threads, [(x, all), (sums, threads)], plan.rows());
-        launch!(rms_norm_kernel, threads, [(x, all), (weight, width), (sums, threads), (y, all)], plan.rows(), epsilon as f32);
+        launch!(row_squares_kernel, threads, [(x, all, dtype), (sums, threads)], plan.rows(), kind);
+        launch!(
+            rms_norm_kernel,
+            threads,
+            [(x, all, dtype), (weight, width), (sums, threads), (y, all, dtype)],
+            plan.rows(),
+            epsilon as f32,
+            kind
+        );
         y
     }
 
     fn rms_norm_data_grad(x: CubeTensor, weight: CubeTensor, dy: CubeTensor, epsilon: f64) -> CubeTensor {
-        if !covers([&x, &weight, &dy]) {
+        if !covers_images(&[&x, &dy], [&weight]) {
+            let [x, weight, dy] = alike([x, weight, dy]);
             return portable::rms_norm_data_grad::<Self>(x, weight, dy, epsilon);
         }
         let [x, weight, dy] = [x, weight, dy].map(into_contiguous);
@@ -52,23 +69,30 @@ impl DecoderOps for CubeBackend {
         if shared_memory_works(&x.device) {
             return row_grad(&plan, [x, weight, dy], None, epsilon);
         }
-        let sums = plan.sums(&x, 2);
-        let (all, width, threads) = (plan.numbers(), plan.width, plan.threads());
-        launch!(rms_norm_grad_sums_kernel, threads, [(x, all), (weight, width), (dy, all), (sums, 2 * threads)], plan.rows());
+        let (sums, dtype) = (plan.sums(&x, 2), x.dtype);
+        let (all, width, threads, kind) = (plan.numbers(), plan.width, plan.threads(), dtype_to_storage_type(dtype));
+        launch!(
+            rms_norm_grad_sums_kernel,
+            threads,
+            [(x, all, dtype), (weight, width), (dy, all, dtype), (sums, 2 * threads)],
+            plan.rows(),
+            kind
+        );
         let (dx, to_dx) = replacement(&dy, 2);
         launch!(
             rms_norm_data_grad_kernel,
             threads,
-            [(x, all), (weight, width), (dy, all), (sums, 2 * threads)],
+            [(x, all, dtype), (weight, width), (dy, all, dtype), (sums, 2 * threads)],
             to_dx,
             plan.rows(),
-            epsilon as f32
+            epsilon as f32,
+            kind
         );
         dx
     }
 
     fn rms_norm_data_grad_onto(x: CubeTensor, weight: CubeTensor, dy: CubeTensor, held: CubeTensor, epsilon: f64) -> CubeTensor {
-        if !covers([&x, &weight, &dy, &held]) || !shared_memory_works(&x.device) {
+        if !covers_images(&[&x, &dy, &held], [&weight]) || !shared_memory_works(&x.device) {
             return Self::add(Self::rms_norm_data_grad(x, weight, dy, epsilon), held);
         }
         let [x, weight, dy, held] = [x, weight, dy, held].map(into_contiguous);
@@ -76,20 +100,28 @@ impl DecoderOps for CubeBackend {
     }
 
     fn rms_norm_weight_grad(x: CubeTensor, dy: CubeTensor, epsilon: f64) -> CubeTensor {
-        if !covers([&x, &dy]) {
+        if !covers_images(&[&x, &dy], []) {
+            let [x, dy] = alike([x, dy]);
             return portable::rms_norm_weight_grad::<Self>(x, dy, epsilon);
         }
         let [x, dy] = [x, dy].map(into_contiguous);
-        let plan = Plan::new(&x);
+        let (plan, dtype) = (Plan::new(&x), x.dtype);
         let (sums, rhos) = (plan.sums(&x, 1), empty(&x, [plan.rows], DType::F32));
-        let (all, width, threads) = (plan.numbers(), plan.width, plan.threads());
-        launch!(row_squares_kernel, threads, [(x, all), (sums, threads)], plan.rows());
+        let (all, width, threads, kind) = (plan.numbers(), plan.width, plan.threads(), dtype_to_storage_type(dtype));
+        launch!(row_squares_kernel, threads, [(x, all, dtype), (sums, threads)], plan.rows(), kind);
         launch!(rho_kernel, plan.rows, [(sums, threads), (rhos, plan.rows)], plan.rows(), epsilon as f32);
         // As many parts of a column as rows to a part.
         let parts = plan.rows.isqrt();
         let (columns, dw) = (empty(&x, [parts, width], DType::F32), empty(&x, [width], DType::F32));
         let count = parts * width;
-        launch!(rms_norm_columns_kernel, count, [(x, all), (dy, all), (rhos, plan.rows), (columns, count)], plan.rows(), parts);
+        launch!(
+            rms_norm_columns_kernel,
+            count,
+            [(x, all, dtype), (dy, all, dtype), (rhos, plan.rows), (columns, count)],
+            plan.rows(),
+            parts,
+            kind
+        );
         launch!(rms_norm_weight_grad_kernel, width, [(columns, count), (dw, width)], parts);
         dw
     }
@@ -155,7 +187,8 @@ impl DecoderOps for CubeBackend {
     }
 
     fn rotate(q: CubeTensor, k: CubeTensor, cos: CubeTensor, sin: CubeTensor) -> (CubeTensor, CubeTensor) {
-        if !covers([&q, &k, &cos, &sin]) {
+        if !covers_images(&[&q, &k], [&cos, &sin]) {
+            let [q, k, cos, sin] = alike([q, k, cos, sin]);
             let one = |x| portable::rotate::<Self>(x, cos.clone(), sin.clone());
             return (one(q), one(k));
         }
@@ -163,7 +196,8 @@ impl DecoderOps for CubeBackend {
     }
 
     fn rotate_back(q: CubeTensor, k: CubeTensor, cos: CubeTensor, sin: CubeTensor) -> (CubeTensor, CubeTensor) {
-        if !covers([&q, &k, &cos, &sin]) {
+        if !covers_images(&[&q, &k], [&cos, &sin]) {
+            let [q, k, cos, sin] = alike([q, k, cos, sin]);
             let one = |y| portable::rotate_back::<Self>(y, cos.clone(), sin.clone());
             return (one(q), one(k));
         }
@@ -183,17 +217,18 @@ fn row_grad(plan: &Plan, [x, weight, dy]: [CubeTensor; 3], held: Option<CubeTens
         Some(held) => replacement(held, 3),
         None => replacement(&dy, 2),
     };
-    let (added, all) = (held.is_some(), plan.numbers());
+    let (added, all, dtype) = (held.is_some(), plan.numbers(), x.dtype);
     // Something must be bound that is not written: of the weight the count has little.
     let (held, numbers) = held.map_or_else(|| (weight.clone(), plan.width), |held| (held, all));
     launch!(
         rms_norm_row_grad_kernel,
         plan.rows * UNITS as usize,
-        [(x, all), (weight, plan.width), (dy, all), (held, numbers)],
+        [(x, all, dtype), (weight, plan.width), (dy, all, dtype), (held, numbers, held.dtype)],
         to_dx,
         plan.rows(),
         epsilon as f32,
-        added
+        added,
+        [dtype, held.dtype].map(dtype_to_storage_type)
     );
     dx
 }
@@ -207,15 +242,17 @@ fn turned(q: CubeTensor, k: CubeTensor, cos: CubeTensor, sin: CubeTensor, back: 
         expect("what is turned", [images, if back { first } else { second }, d], [batch, positions, 2 * half]);
     }
     let [cos, sin] = [cos, sin].map(into_contiguous);
-    let [of_q, of_k] = [&q, &k].map(|x| empty(x, dims4(x), DType::F32));
+    let dtype = q.dtype;
+    let [of_q, of_k] = [&q, &k].map(|x| empty(x, dims4(x), dtype));
     let [queries, keys] = [&q, &k].map(|x| x.meta.shape().num_elements());
     let (step, angles) = if held == 1 { (0, positions * half) } else { (positions * half, batch * positions * half) };
     launch!(
         rotate_kernel,
         (queries + keys) / 2,
-        [(q, reach(&q)), (k, reach(&k)), (cos, angles), (sin, angles), (of_q, queries), (of_k, keys)],
+        [(q, reach(&q), dtype), (k, reach(&k), dtype), (cos, angles), (sin, angles), (of_q, queries, dtype), (of_k, keys, dtype)],
         step,
-        back
+        back,
+        dtype_to_storage_type(dtype)
     );
     (of_q, of_k)
 }

@@ -11,7 +11,7 @@ use crate::cube::sums::sum_of_all;
 
 /// `Σ x²` of each stripe.
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(super) fn row_squares_kernel(x: &Tensor<f32>, sums: &mut Tensor<f32>, rows: &Rows) {
+pub(super) fn row_squares_kernel<E: Float>(x: &Tensor<E>, sums: &mut Tensor<f32>, rows: &Rows, #[define(E)] _type: ElemType) {
     if ABSOLUTE_POS >= rows.count * rows.parts {
         terminate!();
     }
@@ -19,7 +19,8 @@ pub(super) fn row_squares_kernel(x: &Tensor<f32>, sums: &mut Tensor<f32>, rows: 
     let mut j = ABSOLUTE_POS % rows.parts;
     let mut squares = 0.0f32;
     while j < rows.width {
-        squares += x[base + j] * x[base + j];
+        let value = f32::cast_from(x[base + j]);
+        squares += value * value;
         j += rows.parts;
     }
     sums[ABSOLUTE_POS] = squares;
@@ -33,7 +34,15 @@ fn rho(sums: &Tensor<f32>, rows: &Rows, epsilon: f32) -> f32 {
 
 /// x ρ w.
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(super) fn rms_norm_kernel(x: &Tensor<f32>, weight: &Tensor<f32>, sums: &Tensor<f32>, y: &mut Tensor<f32>, rows: &Rows, epsilon: f32) {
+pub(super) fn rms_norm_kernel<E: Float>(
+    x: &Tensor<E>,
+    weight: &Tensor<f32>,
+    sums: &Tensor<f32>,
+    y: &mut Tensor<E>,
+    rows: &Rows,
+    epsilon: f32,
+    #[define(E)] _type: ElemType,
+) {
     if ABSOLUTE_POS >= rows.count * rows.parts {
         terminate!();
     }
@@ -41,14 +50,21 @@ pub(super) fn rms_norm_kernel(x: &Tensor<f32>, weight: &Tensor<f32>, sums: &Tens
     let base = row(rows) * rows.width;
     let mut j = ABSOLUTE_POS % rows.parts;
     while j < rows.width {
-        y[base + j] = x[base + j] * rho * weight[j];
+        y[base + j] = E::cast_from(f32::cast_from(x[base + j]) * rho * weight[j]);
         j += rows.parts;
     }
 }
 
 /// `Σ x²` and `Σ w dy x` of each stripe.
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(super) fn rms_norm_grad_sums_kernel(x: &Tensor<f32>, weight: &Tensor<f32>, dy: &Tensor<f32>, sums: &mut Tensor<f32>, rows: &Rows) {
+pub(super) fn rms_norm_grad_sums_kernel<E: Float>(
+    x: &Tensor<E>,
+    weight: &Tensor<f32>,
+    dy: &Tensor<E>,
+    sums: &mut Tensor<f32>,
+    rows: &Rows,
+    #[define(E)] _type: ElemType,
+) {
     if ABSOLUTE_POS >= rows.count * rows.parts {
         terminate!();
     }
@@ -57,9 +73,9 @@ pub(super) fn rms_norm_grad_sums_kernel(x: &Tensor<f32>, weight: &Tensor<f32>, d
     let mut squares = 0.0f32;
     let mut along = 0.0f32;
     while j < rows.width {
-        let value = x[base + j];
+        let value = f32::cast_from(x[base + j]);
         squares += value * value;
-        along += weight[j] * dy[base + j] * value;
+        along += weight[j] * f32::cast_from(dy[base + j]) * value;
         j += rows.parts;
     }
     sums[ABSOLUTE_POS] = squares;
@@ -68,14 +84,15 @@ pub(super) fn rms_norm_grad_sums_kernel(x: &Tensor<f32>, weight: &Tensor<f32>, d
 
 /// dx = ρ (g - x ρ² mean(g x)), g = w dy; dx may be dy.
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(super) fn rms_norm_data_grad_kernel(
-    x: &Tensor<f32>,
+pub(super) fn rms_norm_data_grad_kernel<E: Float>(
+    x: &Tensor<E>,
     weight: &Tensor<f32>,
-    dy: &Tensor<f32>,
+    dy: &Tensor<E>,
     sums: &Tensor<f32>,
-    dx: &mut Tensor<f32>,
+    dx: &mut Tensor<E>,
     rows: &Rows,
     epsilon: f32,
+    #[define(E)] _type: ElemType,
 ) {
     if ABSOLUTE_POS >= rows.count * rows.parts {
         terminate!();
@@ -85,14 +102,21 @@ pub(super) fn rms_norm_data_grad_kernel(
     let base = row(rows) * rows.width;
     let mut j = ABSOLUTE_POS % rows.parts;
     while j < rows.width {
-        dx[base + j] = (weight[j] * dy[base + j] - x[base + j] * along) * rho;
+        dx[base + j] = E::cast_from((weight[j] * f32::cast_from(dy[base + j]) - f32::cast_from(x[base + j]) * along) * rho);
         j += rows.parts;
     }
 }
 
 /// x ρ w, a workgroup to a row.
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(super) fn rms_norm_row_kernel(x: &Tensor<f32>, weight: &Tensor<f32>, y: &mut Tensor<f32>, rows: &Rows, epsilon: f32) {
+pub(super) fn rms_norm_row_kernel<E: Float>(
+    x: &Tensor<E>,
+    weight: &Tensor<f32>,
+    y: &mut Tensor<E>,
+    rows: &Rows,
+    epsilon: f32,
+    #[define(E)] _type: ElemType,
+) {
     if CUBE_POS >= rows.count {
         terminate!();
     }
@@ -101,28 +125,30 @@ pub(super) fn rms_norm_row_kernel(x: &Tensor<f32>, weight: &Tensor<f32>, y: &mut
     let mut squares = 0.0f32;
     let mut j = UNIT_POS as usize;
     while j < rows.width {
-        squares += x[base + j] * x[base + j];
+        let value = f32::cast_from(x[base + j]);
+        squares += value * value;
         j += comptime!(UNITS as usize);
     }
     let rho = 1.0f32 / (sum_of_all(squares, &mut shared) / f32::cast_from(rows.width) + epsilon).sqrt();
     j = UNIT_POS as usize;
     while j < rows.width {
-        y[base + j] = x[base + j] * rho * weight[j];
+        y[base + j] = E::cast_from(f32::cast_from(x[base + j]) * rho * weight[j]);
         j += comptime!(UNITS as usize);
     }
 }
 
 /// ρ (g - x ρ² mean(g x)) (+ held), g = w dy, a workgroup to a row; dx may be dy or held.
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(super) fn rms_norm_row_grad_kernel(
-    x: &Tensor<f32>,
+pub(super) fn rms_norm_row_grad_kernel<E: Float, H: Float>(
+    x: &Tensor<E>,
     weight: &Tensor<f32>,
-    dy: &Tensor<f32>,
-    held: &Tensor<f32>,
-    dx: &mut Tensor<f32>,
+    dy: &Tensor<E>,
+    held: &Tensor<H>,
+    dx: &mut Tensor<E>,
     rows: &Rows,
     epsilon: f32,
     #[comptime] added: bool,
+    #[define(E, H)] _types: [ElemType; 2],
 ) {
     if CUBE_POS >= rows.count {
         terminate!();
@@ -133,9 +159,9 @@ pub(super) fn rms_norm_row_grad_kernel(
     let mut along = 0.0f32;
     let mut j = UNIT_POS as usize;
     while j < rows.width {
-        let value = x[base + j];
+        let value = f32::cast_from(x[base + j]);
         squares += value * value;
-        along += weight[j] * dy[base + j] * value;
+        along += weight[j] * f32::cast_from(dy[base + j]) * value;
         j += comptime!(UNITS as usize);
     }
     let width = f32::cast_from(rows.width);
@@ -143,11 +169,11 @@ pub(super) fn rms_norm_row_grad_kernel(
     let along = sum_of_all(along, &mut shared) / width * rho * rho;
     j = UNIT_POS as usize;
     while j < rows.width {
-        let mut value = (weight[j] * dy[base + j] - x[base + j] * along) * rho;
+        let mut value = (weight[j] * f32::cast_from(dy[base + j]) - f32::cast_from(x[base + j]) * along) * rho;
         if comptime!(added) {
-            value += held[base + j];
+            value += f32::cast_from(held[base + j]);
         }
-        dx[base + j] = value;
+        dx[base + j] = E::cast_from(value);
         j += comptime!(UNITS as usize);
     }
 }
@@ -164,13 +190,14 @@ pub(super) fn rho_kernel(sums: &Tensor<f32>, rhos: &mut Tensor<f32>, rows: &Rows
 
 /// `Σ dy x ρ` of each column over every `parts`-th row, into `[parts, width]`.
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(super) fn rms_norm_columns_kernel(
-    x: &Tensor<f32>,
-    dy: &Tensor<f32>,
+pub(super) fn rms_norm_columns_kernel<E: Float>(
+    x: &Tensor<E>,
+    dy: &Tensor<E>,
     rhos: &Tensor<f32>,
     columns: &mut Tensor<f32>,
     rows: &Rows,
     parts: usize,
+    #[define(E)] _type: ElemType,
 ) {
     if ABSOLUTE_POS >= parts * rows.width {
         terminate!();
@@ -180,7 +207,7 @@ pub(super) fn rms_norm_columns_kernel(
     let mut sum = 0.0f32;
     while r < rows.count {
         let at = r * rows.width + column;
-        sum += dy[at] * (x[at] * rhos[r]);
+        sum += f32::cast_from(dy[at]) * (f32::cast_from(x[at]) * rhos[r]);
         r += parts;
     }
     columns[ABSOLUTE_POS] = sum;
@@ -297,36 +324,45 @@ pub(super) fn masked_softmax_grad_kernel(
 /// `[x1 cos - x2 sin, x2 cos + x1 sin]` of each row of q and of k, both `[B, M, N, d]` in any strides, positions being M (`back`, and
 /// sin turned round) or N. `step` leads from one image's angles to the next's, 0 if all have the same. A thread to a pair of numbers.
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(super) fn rotate_kernel(
-    q: &Tensor<f32>,
-    k: &Tensor<f32>,
+pub(super) fn rotate_kernel<E: Float>(
+    q: &Tensor<E>,
+    k: &Tensor<E>,
     cos: &Tensor<f32>,
     sin: &Tensor<f32>,
-    of_q: &mut Tensor<f32>,
-    of_k: &mut Tensor<f32>,
+    of_q: &mut Tensor<E>,
+    of_k: &mut Tensor<E>,
     step: usize,
     #[comptime] back: bool,
+    #[define(E)] _type: ElemType,
 ) {
     let pairs = q.shape(0) * q.shape(1) * q.shape(2) * q.shape(3) / 2;
     if ABSOLUTE_POS < pairs {
-        turn(q, cos, sin, of_q, ABSOLUTE_POS, step, back);
+        turn::<E>(q, cos, sin, of_q, ABSOLUTE_POS, step, back);
     } else if ABSOLUTE_POS < pairs + k.shape(0) * k.shape(1) * k.shape(2) * k.shape(3) / 2 {
-        turn(k, cos, sin, of_k, ABSOLUTE_POS - pairs, step, back);
+        turn::<E>(k, cos, sin, of_k, ABSOLUTE_POS - pairs, step, back);
     }
 }
 
 #[cube]
-fn turn(x: &Tensor<f32>, cos: &Tensor<f32>, sin: &Tensor<f32>, y: &mut Tensor<f32>, pair: usize, step: usize, #[comptime] back: bool) {
+fn turn<E: Float>(
+    x: &Tensor<E>,
+    cos: &Tensor<f32>,
+    sin: &Tensor<f32>,
+    y: &mut Tensor<E>,
+    pair: usize,
+    step: usize,
+    #[comptime] back: bool,
+) {
     let half = x.shape(3) / 2;
     let (row, j) = (pair / half, pair % half);
     let (b, m, n) = (row / x.shape(2) / x.shape(1), row / x.shape(2) % x.shape(1), row % x.shape(2));
     let from = b * x.stride(0) + m * x.stride(1) + n * x.stride(2) + j * x.stride(3);
     let position = if comptime!(back) { m } else { n };
     let angle = b * step + position * half + j;
-    let (x1, x2) = (x[from], x[from + half * x.stride(3)]);
+    let (x1, x2) = (f32::cast_from(x[from]), f32::cast_from(x[from + half * x.stride(3)]));
     let c = cos[angle];
     let s = if comptime!(back) { -sin[angle] } else { sin[angle] };
     let to = row * x.shape(3) + j;
-    y[to] = x1 * c - x2 * s;
-    y[to + half] = x2 * c + x1 * s;
+    y[to] = E::cast_from(x1 * c - x2 * s);
+    y[to + half] = E::cast_from(x2 * c + x1 * s);
 }

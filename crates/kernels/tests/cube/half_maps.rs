@@ -9,8 +9,8 @@ use bellows_kernels::maps::{MapOps, Maps};
 use bellows_kernels::operands::Maybe;
 use bellows_kernels::planes::Parts;
 use bellows_kernels::products::{Branch, StoredBranch, StoredMap, StoredWeight};
-use bellows_kernels::{Lowering, Map, Precision, enter, lead, maps, set_default_lowering, swiglu};
-use burn::tensor::{DType, Device, DeviceKind, Tensor, TensorData};
+use bellows_kernels::{Lowering, Map, Precision, attention, enter, lead, maps, rotate, set_default_lowering, swiglu};
+use burn::tensor::{DType, Device, DeviceKind, Int, Tensor, TensorData};
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
 use burn_flex::Flex;
@@ -227,6 +227,98 @@ fn of_an_mlp() {
     // A few rows have kernels of their own, for numbers in f32.
     let [few, wide] = [true, false].map(|half| mlp(&device, 3, half, false));
     assert!(few.0 == DType::F32 && few.1 == wide.1);
+}
+
+/// Attention as a step has it, of 4 heads on 2: the type of its queries, what it is added to, and the gradient of x.
+fn attended(device: &Device, rows: usize, half: bool) -> (DType, Vec<Vec<f32>>) {
+    let device = device.clone().autodiff();
+    let tensor = |stream: u64, shape: [usize; 2], by: f32| Tensor::<2>::from_data(few(stream, shape), &device).mul_scalar(by).detach();
+    let map = |stream, shape| Map { weight: tensor(stream, shape, 0.25).into(), bias: None, branch: None };
+    let x = tensor(1, [rows, 64], 1.0).require_grad();
+    let [q, k, v] = maps(enter(x.clone()), [map(2, [64, 64]), map(3, [32, 64]), map(4, [32, 64])], None, half, Precision::F16);
+    let dtype = q.dtype();
+    let heads = |y: Tensor<2>, count: usize| y.reshape([1, rows, count, 16]);
+    let [cos, sin] = [f32::cos, f32::sin].map(|of| {
+        let values: Vec<f32> = pattern(5, rows * 8).into_iter().map(|v| of(3.0 * v)).collect();
+        Tensor::<4>::from_data(TensorData::new(values, [1, 1, rows, 8]), &device)
+    });
+    let [q, k] = rotate(heads(q, 4), heads(k, 2), cos, sin);
+    let first = Tensor::<2, Int>::zeros([1, rows], &device);
+    let y = attention(q, k, heads(v, 2).swap_dims(1, 2), first, 0.25).swap_dims(1, 2).reshape([rows, 64]);
+    let [y] = maps(y, [map(6, [48, 64])], Some(tensor(7, [rows, 48], 1.0)), false, Precision::F16);
+    let mut graph = lead(y.clone(), tensor(8, [rows, 48], 1.0)).backward();
+    let host = |t: Tensor<2>| {
+        assert_eq!(t.dtype(), DType::F32);
+        t.try_into_vec_as::<f32>().unwrap()
+    };
+    (dtype, [y, x.grad_remove(&mut graph).unwrap()].map(host).into())
+}
+
+/// Beside the processor, where all of it is f32, and beside the device without results in f16.
+///
+/// A number is rounded by EPSILON at most, by 0.4 of that in the mean of squares. Values, queries and keys are (the latter two once more where they are turned), and what
+/// attention makes; scores are about 1, and of a query's errors its keys see a mean: 0.3 units in f64 on the way to y, half of which is not of attention. On the way to
+/// x the gradients of what attention makes, of queries, keys and values, and of the former two turned back are rounded too: 0.7 to 1.
+#[test]
+fn of_attention() {
+    if !on_each_device("half_maps::of_attention") || !has_half() {
+        return;
+    }
+    set_default_lowering(Lowering::Gemm);
+    // Each device is asked once.
+    shared_memory_works(&device());
+    let device = Device::vulkan(DeviceKind::DefaultDevice);
+    let (_, theirs) = attended(&Device::flex(), 33, true);
+    let [(dtype, ours), (other, wide)] = [true, false].map(|half| attended(&device, 33, half));
+    assert_eq!([dtype, other], [DType::F16, DType::F32]);
+    for (((ours, wide), theirs), limit) in ours.iter().zip(&wide).zip(&theirs).zip([1.0, 2.0]) {
+        let [near, far] = [theirs, wide].map(|other| distance(ours, other) / EPSILON);
+        assert!(near < limit && far < limit && far > 0.05, "{near:.2} and {far:.2} units");
+    }
+    // No launch more than with all of it in f32.
+    let launched = [true, false].map(|half| trace(|| attended(&device, 33, half)).values().sum::<usize>());
+    assert_eq!(launched[0], launched[1]);
+    // A few rows have kernels of their own, for numbers in f32.
+    let [few, wide] = [true, false].map(|half| attended(&device, 3, half));
+    assert!(few.0 == DType::F32 && few.1 == wide.1);
+}
+
+/// What queries and keys go through before attention, and the gradients of that, the weight's last; `put` is told what is to lie in f16.
+fn before_attention<B: DecoderOps>(put: impl Fn(TensorData, bool) -> B::FloatTensorPrimitive) -> Vec<B::FloatTensorPrimitive> {
+    const LEAST_SQUARE: f64 = 1e-2;
+    let [x, dy, held] = [1, 2, 3].map(|stream| put(few(stream, [2, 3, 5, 40]), true));
+    let (weight, table) = (put(few(4, [40]), false), |stream| put(few(stream, [1, 1, 3, 20]), false));
+    let heads = |stream, shape: [usize; 4]| put(few(stream, shape), true);
+    let (q, k) = B::rotate(x.clone(), heads(5, [2, 3, 1, 40]), table(6), table(7));
+    let (dq, dk) = B::rotate_back(heads(8, [2, 5, 3, 40]), heads(9, [2, 1, 3, 40]), table(6), table(7));
+    vec![
+        B::rms_norm(x.clone(), weight.clone(), LEAST_SQUARE),
+        B::rms_norm_data_grad(x.clone(), weight.clone(), dy.clone(), LEAST_SQUARE),
+        B::rms_norm_data_grad_onto(x.clone(), weight, dy.clone(), held, LEAST_SQUARE),
+        q,
+        k,
+        dq,
+        dk,
+        B::rms_norm_weight_grad(x, dy, LEAST_SQUARE),
+    ]
+}
+
+/// Rounded where they are written, half the bytes of f32; sums and what is of the weight are f32.
+#[test]
+fn norms_and_rotation() {
+    if !on_each_device("half_maps::norms_and_rotation") || !has_half() {
+        return;
+    }
+    // Each device is asked once.
+    shared_memory_works(&device());
+    let (ours, counted) = counted(|| before_attention::<CubeBackend>(put));
+    let exact = before_attention::<Flex>(|data, _| flex64(data));
+    for (i, (ours, exact)) in ours.into_iter().zip(exact).enumerate() {
+        check(&format!("tensor {i}"), ours, if i == 7 { DType::F32 } else { DType::F16 }, &exact.into_f32());
+    }
+    let (queries, keys, table) = (2 * 3 * 5 * 40, 2 * 3 * 40, 3 * 20);
+    assert_eq!(counted.work["rms_norm_row_kernel"].bytes, 2 * 2 * queries + 4 * 40);
+    assert_eq!(counted.work["rotate_kernel"].bytes, 2 * (2 * 2 * (queries + keys) + 2 * 4 * table));
 }
 
 /// The gated SiLU and its gradients, rounded where they are written; in the memory of what is replaced, if nobody else holds that.

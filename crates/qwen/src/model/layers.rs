@@ -64,6 +64,11 @@ impl Linear {
     }
 }
 
+/// Whether what lies between these may be in f16 (decision 16): a map whose adapter computes by itself makes and reads f32.
+fn in_half<'a>(mut linears: impl Iterator<Item = &'a Linear>, pass: &Pass) -> bool {
+    pass.precision == Precision::F16 && linears.all(|linear| linear.map(pass).is_some())
+}
+
 /// What each of `linears` makes of x, `[B, S, in]` to `[B, S, out]`; `onto` `[B, S, out]` is added to the first. With `half`, results may be in f16.
 fn apply<const N: usize>(linears: [&Linear; N], x: Tensor<3>, onto: Option<Tensor<3>>, half: bool, pass: &Pass) -> [Tensor<3>; N] {
     let together: Option<Vec<Map>> = linears.iter().map(|linear| linear.map(pass)).collect();
@@ -142,7 +147,11 @@ impl Attention {
     /// `onto` with what it makes of x added, `[B, S, h]` all; `cache` holds the keys and values of what came before, and takes these.
     pub fn forward(&self, x: Tensor<3>, onto: Tensor<3>, pass: &Pass, cache: Option<&mut KvCache>) -> Tensor<3> {
         let ([b, s, _], d) = (x.dims(), self.head_dim);
-        let [q, k, v] = apply([&self.q_proj, &self.k_proj, &self.v_proj], x, None, false, pass);
+        let (inputs, output) = ([&self.q_proj, &self.k_proj, &self.v_proj], &self.o_proj);
+        // A bias makes keys so large that rounding them is a percent of what attention makes (decision 21). Keys of tokens that come a few at a time are f32, and so are
+        // those they are joined to.
+        let half = self.k_proj.bias.is_none() && cache.is_none() && in_half(inputs.into_iter().chain([output]), pass);
+        let [q, k, v] = apply(inputs, x, None, half, pass);
         let heads = |y: Tensor<3>, n: usize, norm: &Option<RmsNorm>| {
             let y = y.reshape([b, s, n, d]);
             match norm {
@@ -159,7 +168,7 @@ impl Attention {
         };
         let y = attention(q, k, v, pass.first.clone(), 1.0 / (d as f64).sqrt());
         let y = y.swap_dims(1, 2).reshape([b, s, self.heads * d]);
-        let [y] = apply([&self.o_proj], y, Some(onto), false, pass);
+        let [y] = apply([output], y, Some(onto), false, pass);
         y
     }
 }
@@ -187,8 +196,7 @@ impl Mlp {
     /// `onto` with what it makes of x added, `[B, S, h]` all.
     pub fn forward(&self, x: Tensor<3>, onto: Tensor<3>, pass: &Pass) -> Tensor<3> {
         let (wide, down) = ([&self.gate_proj, &self.up_proj], &self.down_proj);
-        // The widest of a layer take half the memory in f16, as PyTorch's autocast has them (decision 16). An adapter that computes by itself reads f32.
-        let half = pass.precision == Precision::F16 && wide.into_iter().chain([down]).all(|linear| linear.map(pass).is_some());
+        let half = in_half(wide.into_iter().chain([down]), pass);
         let [gate, up] = apply(wide, x, None, half, pass);
         let [y] = apply([down], swiglu(gate, up), Some(onto), false, pass);
         y

@@ -27,18 +27,8 @@ use crate::shapes::expect;
 /// Workgroups that fill any card. Where those of keys are fewer each has a part of the query heads, so sums in memory are of so many blocks of keys at most.
 const ENOUGH: usize = 512;
 
-/// Query heads that a workgroup of keys adds up: as few of the `group` of a key head as leave at most [`ENOUGH`] workgroups, of so many rows of keys of all heads
-/// and texts, `keys` each.
-fn members(group: usize, rows: usize, keys: usize) -> usize {
-    let parts = ENOUGH / (rows * keys.div_ceil(SIDE as usize)).max(1);
-    group.div_ceil(parts.clamp(1, group))
-}
-
-/// The parts in which a GPU makes the gradients of keys and values, each a sum in f32 of their size, where a key head serves `group` query heads; `rows` are
-/// texts times key heads, of so many `keys` each.
-pub fn key_parts(group: usize, rows: usize, keys: usize) -> usize {
-    group.div_ceil(members(group, rows, keys))
-}
+/// Keys, counted once for each part of the query heads that see them, of whose gradients and whose values' there are sums in memory at most.
+pub const MOST_SUMMED: usize = ENOUGH * SIDE as usize;
 
 /// Whether our kernels take these.
 fn covers(q: &CubeTensor, k: &CubeTensor, v: &CubeTensor, first: &CubeTensor) -> bool {
@@ -100,10 +90,11 @@ impl Shape {
         CubeCount::Static(lines.div_ceil(SIDE as usize) as u32, heads as u32, self.batch as u32)
     }
 
-    /// Query heads that a workgroup of keys adds up, and how many parts that makes.
-    fn members(&self) -> [usize; 2] {
-        let (group, rows) = (self.heads / self.key_heads, self.batch * self.key_heads);
-        [members(group, rows, self.keys), key_parts(group, rows, self.keys)]
+    /// Query heads that a workgroup of keys adds up: as few of its group as leave at most [`ENOUGH`] workgroups.
+    fn members(&self) -> usize {
+        let group = self.heads / self.key_heads;
+        let parts = ENOUGH / (self.batch * self.key_heads * self.keys.div_ceil(SIDE as usize));
+        group.div_ceil(parts.clamp(1, group))
     }
 
     /// Multiplications and additions of so many products of the pairs that are seen in a row of one document: a query sees the keys up to its own. Of several
@@ -201,7 +192,8 @@ impl AttentionOps for CubeBackend {
             );
         }
         let all = k.meta.shape().num_elements();
-        let [members, parts] = shape.members();
+        let members = shape.members();
+        let parts = (heads / shape.key_heads).div_ceil(members);
         let sums = empty(&k, [parts * 2 * all], if parts == 1 { k.dtype } else { DType::F32 });
         note("attention, gradients of keys and values", [&q, &k, &v, &dy, &sums], shape.flops(4));
         note_room("attention, gradients of keys and values", bytes(shape.d), 0);

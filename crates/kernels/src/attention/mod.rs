@@ -28,7 +28,7 @@ use crate::rows::ids;
 use crate::steps::{Autodiff, CheckpointStrategy, recorded};
 use backward::{Above, key_grads, query_grads};
 use blocks::{Inputs, by_queries, rows_of_task};
-pub use cube::key_parts;
+pub use cube::MOST_SUMMED;
 use forward::forward;
 use sizes::Sizes;
 

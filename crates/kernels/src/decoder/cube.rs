@@ -29,7 +29,6 @@ use crate::shapes::expect;
 impl DecoderOps for CubeBackend {
     fn rms_norm(x: CubeTensor, weight: CubeTensor, epsilon: f64) -> CubeTensor {
         if !covers_images(&[&x], [&weight]) {
-            let [x, weight] = alike([x, weight]);
             return portable::rms_norm::<Self>(x, weight, epsilon);
         }
         let [x, weight] = [x, weight].map(into_contiguous);
@@ -60,8 +59,8 @@ impl DecoderOps for CubeBackend {
     }
 
     fn rms_norm_data_grad(x: CubeTensor, weight: CubeTensor, dy: CubeTensor, epsilon: f64) -> CubeTensor {
+        let [x, dy] = alike([x, dy]);
         if !covers_images(&[&x, &dy], [&weight]) {
-            let [x, weight, dy] = alike([x, weight, dy]);
             return portable::rms_norm_data_grad::<Self>(x, weight, dy, epsilon);
         }
         let [x, weight, dy] = [x, weight, dy].map(into_contiguous);
@@ -100,8 +99,8 @@ impl DecoderOps for CubeBackend {
     }
 
     fn rms_norm_weight_grad(x: CubeTensor, dy: CubeTensor, epsilon: f64) -> CubeTensor {
+        let [x, dy] = alike([x, dy]);
         if !covers_images(&[&x, &dy], []) {
-            let [x, dy] = alike([x, dy]);
             return portable::rms_norm_weight_grad::<Self>(x, dy, epsilon);
         }
         let [x, dy] = [x, dy].map(into_contiguous);
@@ -188,7 +187,6 @@ impl DecoderOps for CubeBackend {
 
     fn rotate(q: CubeTensor, k: CubeTensor, cos: CubeTensor, sin: CubeTensor) -> (CubeTensor, CubeTensor) {
         if !covers_images(&[&q, &k], [&cos, &sin]) {
-            let [q, k, cos, sin] = alike([q, k, cos, sin]);
             let one = |x| portable::rotate::<Self>(x, cos.clone(), sin.clone());
             return (one(q), one(k));
         }
@@ -197,7 +195,6 @@ impl DecoderOps for CubeBackend {
 
     fn rotate_back(q: CubeTensor, k: CubeTensor, cos: CubeTensor, sin: CubeTensor) -> (CubeTensor, CubeTensor) {
         if !covers_images(&[&q, &k], [&cos, &sin]) {
-            let [q, k, cos, sin] = alike([q, k, cos, sin]);
             let one = |y| portable::rotate_back::<Self>(y, cos.clone(), sin.clone());
             return (one(q), one(k));
         }

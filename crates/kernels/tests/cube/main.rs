@@ -64,9 +64,7 @@ fn factors_are_rounded_without_shared_memory() {
         eprintln!("skipped: set BELLOWS_LAVAPIPE to a Vulkan ICD file (.ci/lavapipe prints one)");
         return;
     };
-    for name in
-        ["maps::factors_are_rounded_as_a_cast_rounds_them", "half_maps::results_and_gradients", "half_maps::norms_and_rotation"]
-    {
+    for name in ["maps::factors_are_rounded_as_a_cast_rounds_them", "half_maps::results_and_gradients", "half_maps::norms_and_rotation"] {
         child(name, &[("VK_DRIVER_FILES", &icd), ("BELLOWS_CUBE_UNSHARED", OsStr::new("1"))]);
     }
 }

@@ -3,15 +3,10 @@
 use std::ops::Range;
 
 use super::sizes::Sizes;
+use crate::cpu::machine::most_queries;
 use crate::cpu::scratch::{self, Buffer};
 use crate::cpu::simd::{Group, MAX_LANES, Simd, Starts, Tile, To};
 use crate::products::{Operand, Stored};
-
-/// Queries of a head that a task has at most: the heads of a group share what is packed of their keys, and few queries waste less on keys that only
-/// the last of them see.
-fn most_queries(group: usize) -> usize {
-    (384 / group / 16 * 16).clamp(64, 128)
-}
 
 /// Rows of a task that has `most` of `all`, halved up to twice where that would leave fewer than two tasks for a thread. Blocks of sums begin where
 /// they would for `most` rows, so that results do not depend on it.

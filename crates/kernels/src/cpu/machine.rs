@@ -118,6 +118,11 @@ pub const SEGMENT: usize = 32;
 pub const EXPAND_GAIN: f64 = 6.0;
 /// Keys (or, seen from a key, queries) that a block of attention's rows meets at a time: whole tiles of every instruction set.
 pub const ACROSS: usize = 96;
+/// Queries of a head that a task of attention has at most, where as many heads share their keys: those of a group share what is packed of them, and few queries
+/// waste less on keys that only the last of them see.
+pub fn most_queries(group: usize) -> usize {
+    (384 / group / 16 * 16).clamp(64, 128)
+}
 /// Keys of a task of attention's backward pass, at most: the blocks of queries begin where those of so many keys do, also in a task that has fewer.
 pub const KEYS: usize = 64;
 
@@ -129,10 +134,15 @@ pub const TILE_COST: f64 = 4.0;
 pub const TASK_COST: f64 = 4000.0;
 /// Multiply-adds of vectors that a vector of a packed strip is worth (Zen 4).
 pub const PACKING_COST: f64 = 4.0;
+/// The same of a matrix product's columns, and of its rows, whatever the set of instructions: of AVX-512's 8 rows and 48 columns a tile is 1.6 products and a panel
+/// a third of one (Zen 5), of AVX2's 4 and 24 twice that (Zen 3).
+pub const PACKING_COSTS: [f64; 2] = [12.8, 16.0];
 /// Multiply-adds of vectors that a unit for matrices does in the time of one, in convolutions (a Xeon with AMX).
 pub const UNIT_RATE: f64 = 8.0;
 /// The same in matrix products, measured against packing, which is no faster there.
 pub const PRODUCT_UNIT_RATE: f64 = 4.0;
+/// Products that a packed tile of columns, and a panel of rows, are worth beside a unit, before its rate.
+pub const UNIT_PACKING_COSTS: [f64; 2] = [1.6, 0.33];
 
 /// The number of processors in a list like `0-3,8`.
 fn processors(list: &str) -> Option<usize> {

@@ -53,3 +53,57 @@ impl Product {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::block::{Block, Gather};
+    use super::*;
+
+    /// The pixels of 1x1 convolutions of maps of whole fours, and no others.
+    #[test]
+    fn maps_by_fours() {
+        let of = |taps, stride, side: usize| Window {
+            gather: Gather { taps: (taps, taps), step: (stride, stride), tap: (1, 1), taps_are_lines: false },
+            map: [side / stride as usize; 2],
+            size: [side; 2],
+            first: [-(taps as i32 / 2); 2],
+            steps: [48 * side * side, side * side, side, 1],
+            a_taps: [1, 1],
+            c_image: 0,
+            spread: None,
+        };
+        assert!([80, 20, 6].into_iter().all(|side| of(1, 1, side).by_fours()));
+        let transposed = |window: Window| Window { steps: [window.steps[0], 1, 48 * window.size[1], 48], ..window };
+        for window in [of(1, 1, 13), of(3, 1, 80), of(1, 2, 80), transposed(of(1, 1, 80))] {
+            assert!(!window.by_fours(), "{window:?}");
+        }
+    }
+
+    #[test]
+    fn matrices_by_fours() {
+        let rows = Layout { line: 64, k: 1, ..Layout::default() };
+        let columns = Layout { line: 1, k: 64, ..Layout::default() };
+        assert!(rows.by_fours(7, 64) && columns.by_fours(64, 7));
+        let others = [
+            rows.by_fours(7, 63),
+            columns.by_fours(63, 7),
+            Layout { offset: 2, ..rows }.by_fours(7, 64),
+            Layout { line: 66, ..rows }.by_fours(7, 64),
+            Layout { k: 9, line: 576, ..rows }.by_fours(7, 64),
+            Layout { packing: Packing::Bf16, ..rows }.by_fours(7, 64),
+        ];
+        assert_eq!(others, [false; 6]);
+    }
+
+    /// Every thread has as many fours of an operand, or loads it number by number.
+    #[test]
+    fn threads_share_out_fours() {
+        let of = |m, taps, shared| {
+            let gather = Gather { taps: (taps, taps), ..Gather::default() };
+            let block = Block { shared, ..Block::new(m, 102_400, 1, 128) };
+            block.of_terms(Some(gather), 64, 64).by_fours([true; 2]).at_once()
+        };
+        assert_eq!([of(64, 1, true), of(32, 1, true), of(16, 1, true)], [[4, 4], [4, 4], [1, 4]]);
+        assert_eq!([of(64, 3, true), of(64, 1, false)], [[1, 1]; 2]);
+    }
+}

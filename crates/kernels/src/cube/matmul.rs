@@ -121,7 +121,7 @@ impl Product {
         let gather = self.window.map(|w| w.gather);
         Block {
             a_along_k: self.a.k < self.a.line,
-            b_along_k: self.window.is_some_and(|w| w.gather.taps_are_lines) || self.b.k < self.b.line,
+            b_along_k: self.window.map_or(self.b.k < self.b.line, |w| w.gather.taps_are_lines),
             packing: self.b.packing,
             silu: self.silu,
             onto: self.onto,

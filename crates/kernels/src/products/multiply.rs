@@ -15,7 +15,9 @@ use rayon::prelude::*;
 
 use super::dots;
 use super::operand::{Term, round_to_f16};
-use crate::cpu::machine::{FEWEST_ROWS, MOST_TILES, PRODUCT_BLOCK as BLOCK, PRODUCT_UNIT_RATE as UNIT_RATE, machine};
+use crate::cpu::machine::{
+    FEWEST_ROWS, MOST_TILES, PACKING_COSTS, PRODUCT_BLOCK as BLOCK, PRODUCT_UNIT_RATE as UNIT_RATE, UNIT_PACKING_COSTS, machine,
+};
 use crate::cpu::scratch;
 use crate::cpu::simd::{self, Form, Group, Starts, Tile, To};
 use crate::tasks::task;
@@ -71,14 +73,15 @@ impl Division {
         Self { rows: best.0 * form.panel, columns: best.1 * form.nr }
     }
 
-    /// The estimated time of a task, in products of one panel and one tile. Packing a vector takes as long as some 13 or 16 multiply-adds of vectors, whatever
-    /// the set of instructions: of AVX-512's 8 rows and 48 columns a tile as long as 1.6 products and a panel as a third of one (Zen 5), of AVX2's 4 and 24
-    /// twice that (Zen 3), and of pairs of bf16, a cell of which is one multiply-add but two terms, twice it again; where a unit multiplies, at so many times
-    /// that rate. It chooses tasks, and no order of a sum.
+    /// The estimated time of a task, in products of one panel and one tile. A cell of pairs of bf16 is one multiply-add but two terms, which are packed; a unit multiplies
+    /// at so many times the rate. It chooses tasks, and no order of a sum.
     fn task(down: usize, across: usize, form: Form) -> f64 {
         let [tile, panel] = match form.group {
-            1 => [12.8 / form.panel as f64, 16.0 / form.nr as f64].map(|products| products * form.terms as f64),
-            _ => [1.6, 0.33].map(|products| products * UNIT_RATE),
+            1 => {
+                let [columns, rows] = PACKING_COSTS;
+                [columns / form.panel as f64, rows / form.nr as f64].map(|products| products * form.terms as f64)
+            }
+            _ => UNIT_PACKING_COSTS.map(|products| products * UNIT_RATE),
         };
         (down * across) as f64 + tile * across as f64 + panel * down as f64
     }

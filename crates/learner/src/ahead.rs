@@ -10,6 +10,7 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
+use crate::attempt::Failure;
 use crate::counters::{Counters, Place};
 use crate::error::{LearnError, TaskError};
 use crate::loader::Loader;
@@ -83,14 +84,23 @@ impl<T: Task> Run<T> {
         let (before, mut taken) = (Before::of(&self.state), Vec::new());
         let steps = self.compute(task, plan, batches, &before, &mut taken);
         self.lap();
-        if let Some(steps) = steps {
-            return self.tell_all(task, plan, &before.counters, taken, steps).map(|()| true);
-        }
+        let short = match steps {
+            Ok(Some(steps)) => return self.tell_all(task, plan, &before.counters, taken, steps).map(|()| true),
+            Ok(None) => false,
+            Err(failure) => matches!(failure, Failure::Memory(shortage) if !shortage.lost),
+        };
         let elapsed_s = self.state.counters.elapsed_s;
         before.restore(&mut self.state);
         self.state.counters.elapsed_s = elapsed_s;
         let place = self.state.counters.place();
-        self.clock.singly_until = Place { position: place.position + taken.len(), ..place };
+        self.clock.singly_until = match short {
+            // Nothing is cut for what batches want that are computed ahead, and no later window of the epoch costs as much.
+            true => Place { epoch: place.epoch + 1, position: 0 },
+            false => Place { position: place.position + taken.len(), ..place },
+        };
+        if short {
+            self.release_memory();
+        }
         taken.into_iter().rev().for_each(|batch| batches.back.push_front(Ok(batch.parts)));
         Ok(false)
     }
@@ -115,7 +125,7 @@ impl<T: Task> Run<T> {
         self.settings.config.ahead.map_or_else(|| card() && in_time(), |most| ahead < most)
     }
 
-    /// Computes batches and reads them. `None` if there are none, or anything of them is not as it should be: then the state is good for nothing.
+    /// Computes batches and reads them. `None` if there are none, or anything of them is not as it should be: then, and after a failure, the state is good for nothing.
     fn compute(
         &mut self,
         task: &T,
@@ -123,7 +133,7 @@ impl<T: Task> Run<T> {
         batches: &mut Batches<'_, T>,
         before: &Before<T::Model>,
         taken: &mut Vec<Taken<T>>,
-    ) -> Option<Vec<StepReport<T::Output>>> {
+    ) -> Result<Option<Vec<StepReport<T::Output>>>, Failure> {
         let (begun, mut queued) = (Instant::now(), Vec::new());
         loop {
             let waited = Instant::now();
@@ -135,7 +145,7 @@ impl<T: Task> Run<T> {
             let (context, state) = self.context(task);
             let computed = go_ahead(&context, state, &parts, draw, &hyper);
             taken.push(Taken { parts, draw, lr: hyper.lr, wait });
-            queued.push(computed.ok()?);
+            queued.push(computed?);
             // As if it had been told: what comes next asks for it.
             self.state.counters.position += 1;
             self.state.counters.batches += 1;
@@ -146,10 +156,10 @@ impl<T: Task> Run<T> {
             }
         }
         if queued.is_empty() {
-            return None;
+            return Ok(None);
         }
         let (context, state) = self.context(task);
-        catch_up(&context, state, before, queued).ok()?
+        catch_up(&context, state, before, queued)
     }
 
     /// Whether the loop would go on with a batch that has samples.

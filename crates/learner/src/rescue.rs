@@ -140,7 +140,7 @@ impl<T: Task> Run<T> {
     }
 
     /// Lets go of what the allocator keeps for later.
-    fn release_memory(&self) {
+    pub(crate) fn release_memory(&self) {
         let device = &self.settings.device;
         let released = attempt(|| {
             device.sync().map_err(|e| LearnError::Device(e.to_string()))?;

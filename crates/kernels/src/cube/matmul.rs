@@ -207,9 +207,10 @@ impl Product {
         if !(fits && alone && blocks.iter().all(Block::adds_rows)) {
             return None;
         }
-        for (product, image) in products.iter().zip(images) {
+        for ((product, image), block) in products.iter().zip(images).zip(&blocks) {
             product.check(a, image, None, c);
-            assert!(image.dtype == c.dtype && [product.m, product.n] == [first.m, first.n], "{}: {product:?} beside {first:?}", first.name);
+            let alike = image.dtype == c.dtype && block.at_once() == at_once && [product.m, product.n] == [first.m, first.n];
+            assert!(alike, "{}: {product:?} beside {first:?}", first.name);
         }
         let parts = empty(c, [3, first.m, grid[0]], DType::F32);
         let all = || images.iter().copied().chain([a, c, &parts]);

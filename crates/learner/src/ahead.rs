@@ -5,7 +5,7 @@
 //! it is, or to do something else. If all is well they are counted and told one after the other, as ever. If anything is not, nothing has happened:
 //! the state is that before the window, and the loop gets its batches back to train on them one by one (`train`), which knows what is to be done. So
 //! nothing depends on what is here but how soon a run tells and stops, and nobody sees the state in between: all of it is within
-//! [`Run::train_ahead`].
+//! [`Run::train_ahead`]. (A panic that is no shortage goes on through it, as through every batch, and leaves a state that nothing saves.)
 
 use std::collections::VecDeque;
 use std::time::Instant;

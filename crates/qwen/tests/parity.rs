@@ -114,9 +114,8 @@ fn the_same_by_our_products_on_lavapipe() {
     by_our_products("BELLOWS_LAVAPIPE", ".ci/lavapipe", &[&GOLDEN[..], &OURS[..]].concat());
 }
 
-/// The only software device with f16: it passes in six minutes of one core of a Zen 4. By itself, for the others take longer: the command is in decision 16.
+/// The only software device with f16.
 #[test]
-#[ignore = "minutes, in which lavapipe compiles the kernels of maps of one input"]
 fn a_step_in_f16_on_lavapipe() {
     by_our_products("BELLOWS_LAVAPIPE", ".ci/lavapipe", &["a_step_in_f16"]);
 }

@@ -243,9 +243,9 @@ impl Block {
         Self { a_fours: a && shares(self.left()), b_fours: b && shares(self.right()), ..self }
     }
 
-    /// Numbers that are read at once, of A and of B.
+    /// Elements that are read at once, of A and of B.
     pub(crate) fn at_once(&self) -> [usize; 2] {
-        [self.a_fours, self.b_fours].map(|fours| if fours { AT_ONCE as usize } else { 1 })
+        [(self.a_fours, Packing::Plain), (self.b_fours, self.packing)].map(|(fours, packing)| if fours { packing.of_four() } else { 1 })
     }
 
     /// Whether rows of C can be added up where B was: there is a thread to each, and room for a number of every thread's rows.

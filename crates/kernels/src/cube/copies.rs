@@ -8,7 +8,7 @@
 
 use super::args::Image;
 use super::block::{AT_ONCE, Gather, Kind, Side};
-use super::packing::{Packing, number_at};
+use super::packing::{Packing, bf16_of, int8_of, number_at, rounded};
 use cubecl::prelude::*;
 
 /// The places of a thread's numbers: of each, or of each of its lines.
@@ -121,6 +121,8 @@ pub(super) fn of_fours(
     let mut from = Array::<usize>::new(comptime!(each as usize));
     let mut to = Array::<u32>::new(comptime!(each as usize));
     let mut mark = Array::<u32>::new(comptime!(each as usize));
+    let scaled = comptime!(side.packing == Packing::Int8);
+    let mut row = Array::<u32>::new(comptime!(if scaled { each as usize } else { 1 }));
     // A four is a line's, of four k, or a k's, of four lines.
     let (along_lines, along_k) = comptime!(if side.along_k { (1, AT_ONCE) } else { (AT_ONCE, 1) });
     let (lines, terms) = comptime!((side.lines / along_lines, side.deep / along_k));
@@ -139,32 +141,81 @@ pub(super) fn of_fours(
         from[i as usize] = (place + k as usize * k_step) / comptime!(AT_ONCE as usize);
         to[i as usize] = k * comptime!(side.pitch()) + of_line(line, side);
         mark[i as usize] = k;
+        if comptime!(scaled) {
+            row[i as usize] = if comptime!(side.along_k) { reached } else { k };
+        }
     }
-    Copies { from, to, mark, row: Array::<u32>::new(1usize) }
+    Copies { from, to, mark, row }
 }
 
-/// The numbers of `left` more k from `base` on, or others in their places, by fours.
+/// Packed fours as they lie, and what each is scaled by.
+#[derive(CubeType)]
+pub(super) struct Words {
+    words: Array<u32>,
+    scales: Array<f32>,
+}
+
+/// Room for those of an operand, if it has any.
 #[cube]
-pub(super) fn fetch_fours<E: Numeric, N: Size>(
+pub(super) fn no_words(#[comptime] side: Side) -> Words {
+    let packed = comptime!(side.fours && side.packing != Packing::Plain);
+    let fours = comptime!(if packed { (side.each() / AT_ONCE) as usize } else { 1usize });
+    Words { words: Array::<u32>::new(comptime!(fours * side.packing.of_four())), scales: Array::<f32>::new(fours) }
+}
+
+/// The numbers of `left` more k from `base` on, or others in their places, by fours: `values`, or `words` of a packed operand, whose matrix in memory has so many `columns`.
+#[cube]
+pub(super) fn fetch_fours<E: Numeric, N: Size, S: CubePrimitive>(
     from: &Tensor<Vector<E, N>>,
+    scales: &Tensor<S>,
+    columns: usize,
     base: usize,
     left: u32,
     copies: &Copies,
     values: &mut Array<f32>,
+    words: &mut Words,
     #[comptime] side: Side,
 ) {
     let first = base / comptime!(AT_ONCE as usize);
+    let of_four = comptime!(side.packing.of_four());
     #[unroll]
-    for i in 0..comptime!(side.each() / AT_ONCE) {
-        let mut at = first + copies.from[i as usize];
+    for i in 0..comptime!((side.each() / AT_ONCE) as usize) {
+        let mut at = first + copies.from[i];
         if comptime!(!side.exact) {
-            at = select(copies.mark[i as usize] < left, at, first);
+            at = select(copies.mark[i] < left, at, first);
         }
         let four = from[at];
         #[unroll]
-        for j in 0..AT_ONCE {
-            values[comptime!((i * AT_ONCE + j) as usize)] = f32::cast_from(four.extract(comptime!(j as usize)));
+        for j in 0..of_four {
+            if comptime!(side.packing == Packing::Plain) {
+                values[comptime!(i * of_four + j)] = f32::cast_from(four.extract(comptime!(j)));
+            } else {
+                words.words[comptime!(i * of_four + j)] = u32::cast_from(four.extract(comptime!(j)));
+            }
         }
+        if comptime!(side.packing == Packing::Int8) {
+            let mut row = base / columns;
+            if comptime!(side.exact) {
+                row += copies.row[i] as usize;
+            } else {
+                row += select(copies.mark[i] < left, copies.row[i] as usize, 0usize);
+            }
+            words.scales[i] = f32::cast_from(scales[row]);
+        }
+    }
+}
+
+/// The numbers of packed fours, rounded to `F`. Not where they are fetched, which would wait for them.
+#[cube]
+pub(super) fn unpack<F: Float>(words: &Words, values: &mut Array<f32>, one: f32, #[comptime] side: Side) {
+    #[unroll]
+    for n in 0..comptime!(side.each()) {
+        let number = if comptime!(side.packing == Packing::Bf16) {
+            bf16_of(words.words[comptime!((n / 2) as usize)], comptime!(n % 2))
+        } else {
+            words.scales[comptime!((n / 4) as usize)] * int8_of(words.words[comptime!((n / 4) as usize)], comptime!(n % 4))
+        };
+        values[n as usize] = rounded::<F>(number, one);
     }
 }
 

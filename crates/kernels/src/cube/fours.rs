@@ -13,10 +13,10 @@ fn whole<const N: usize>(of: [usize; N]) -> bool {
 }
 
 impl Layout {
-    /// Whether a matrix of so many lines and k lies by fours, along k or else along its lines.
+    /// Whether a matrix of so many lines and k lies by fours, along k or else along its lines; where it is packed each is in whole words.
     fn by_fours(&self, lines: usize, k: usize) -> bool {
         let along = if self.k < self.line { [self.k, k, self.line] } else { [self.line, lines, self.k] };
-        self.packing == Packing::Plain && along[0] == 1 && whole([along[1], along[2], self.offset, self.batch, self.outer])
+        along[0] == 1 && whole([along[1], along[2], self.offset, self.batch, self.outer])
     }
 }
 
@@ -35,11 +35,12 @@ impl Window {
 impl Product {
     /// Whether A and B can be read by fours.
     pub(crate) fn fours(&self, a: &CubeTensor, b: &CubeTensor) -> [bool; 2] {
-        let begins = |tensor: &CubeTensor| {
-            let four = AT_ONCE as usize * tensor.dtype.size();
-            matches!(tensor.dtype, DType::F32 | DType::F16) && tensor.handle.offset_start.unwrap_or(0).is_multiple_of(four as u64)
+        let begins = |tensor: &CubeTensor, packing: Packing| {
+            let element = packing.element(tensor.dtype);
+            let four = packing.of_four() * element.size();
+            matches!(element, DType::F32 | DType::F16 | DType::U32) && tensor.handle.offset_start.unwrap_or(0).is_multiple_of(four as u64)
         };
-        [begins(a) && self.a_by_fours(), begins(b) && self.b_by_fours()]
+        [begins(a, Packing::Plain) && self.a_by_fours(), begins(b, self.b.packing) && self.b_by_fours()]
     }
 
     fn a_by_fours(&self) -> bool {
@@ -84,15 +85,15 @@ mod tests {
         let rows = Layout { line: 64, k: 1, ..Layout::default() };
         let columns = Layout { line: 1, k: 64, ..Layout::default() };
         assert!(rows.by_fours(7, 64) && columns.by_fours(64, 7));
+        assert_eq!([Packing::Plain, Packing::Bf16, Packing::Int8].map(Packing::of_four), [4, 2, 1]);
         let others = [
             rows.by_fours(7, 63),
             columns.by_fours(63, 7),
             Layout { offset: 2, ..rows }.by_fours(7, 64),
             Layout { line: 66, ..rows }.by_fours(7, 64),
             Layout { k: 9, line: 576, ..rows }.by_fours(7, 64),
-            Layout { packing: Packing::Bf16, ..rows }.by_fours(7, 64),
         ];
-        assert_eq!(others, [false; 6]);
+        assert_eq!(others, [false; 5]);
     }
 
     /// Every thread has as many fours of an operand, or loads it number by number.

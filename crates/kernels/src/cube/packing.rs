@@ -27,14 +27,18 @@ impl Packing {
         }
     }
 
+    /// Elements that hold four numbers.
+    pub(crate) fn of_four(self) -> usize {
+        match self {
+            Self::Plain => 4,
+            Self::Bf16 => 2,
+            Self::Int8 => 1,
+        }
+    }
+
     /// Numbers of the factor that such a tensor has.
     pub(crate) fn numbers(self, tensor: &CubeTensor) -> usize {
-        let each = match self {
-            Self::Plain => 1,
-            Self::Bf16 => 2,
-            Self::Int8 => 4,
-        };
-        tensor.handle.size_in_used() as usize / self.element(tensor.dtype).size() * each
+        tensor.handle.size_in_used() as usize / self.element(tensor.dtype).size() * 4 / self.of_four()
     }
 
     /// The integers that count them.
@@ -58,6 +62,19 @@ pub(super) fn rounded<F: Float>(value: f32, one: f32) -> f32 {
     }
 }
 
+/// A half of a word, the lower one first.
+#[cube]
+pub(super) fn bf16_of(word: u32, half: u32) -> f32 {
+    f32::reinterpret((word >> (half * 16u32)) << 16u32)
+}
+
+/// A byte of a word, the lowest first.
+#[cube]
+pub(super) fn int8_of(word: u32, byte: u32) -> f32 {
+    let value = (word >> (byte * 8u32)) & 255u32;
+    f32::cast_from(value) - select(value > 127u32, 256.0f32, 0.0f32)
+}
+
 /// Number `at` of a factor that is not read by fours, in row `row` of its matrix in memory if it is scaled by rows. What is packed is rounded to `F`, the type of factors; `one` is 1.
 #[cube]
 pub(super) fn number_at<E: Numeric, N: Size, F: Float, S: CubePrimitive>(
@@ -70,13 +87,10 @@ pub(super) fn number_at<E: Numeric, N: Size, F: Float, S: CubePrimitive>(
 ) -> f32 {
     if comptime!(packing == Packing::Bf16) {
         let word = u32::cast_from(from[at / 2usize].extract(0usize));
-        let value = f32::reinterpret((word >> ((at % 2usize) as u32 * 16u32)) << 16u32);
-        rounded::<F>(value, one)
+        rounded::<F>(bf16_of(word, (at % 2usize) as u32), one)
     } else if comptime!(packing == Packing::Int8) {
         let word = u32::cast_from(from[at / 4usize].extract(0usize));
-        let byte = (word >> ((at % 4usize) as u32 * 8u32)) & 255u32;
-        let number = f32::cast_from(byte) - select(byte > 127u32, 256.0f32, 0.0f32);
-        rounded::<F>(f32::cast_from(scales[row]) * number, one)
+        rounded::<F>(f32::cast_from(scales[row]) * int8_of(word, (at % 4usize) as u32), one)
     } else {
         f32::cast_from(from[at].extract(0usize))
     }

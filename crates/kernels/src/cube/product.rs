@@ -16,10 +16,12 @@
 
 use super::args::{Args, Image, Part, multiply};
 use super::block::{AT_ONCE, Block, Kind};
-use super::copies::{fetch_fours, fetch_map, fetch_matrix, fetch_taps, of_fours, of_line, of_map, of_matrix, of_taps, put};
+use super::copies::{
+    fetch_fours, fetch_map, fetch_matrix, fetch_taps, no_words, of_fours, of_line, of_map, of_matrix, of_taps, put, unpack,
+};
 use super::direct::direct_sums;
 use super::launch::fold;
-use super::packing::rounded;
+use super::packing::{Packing, rounded};
 use cubecl::prelude::*;
 
 /// A workgroup's shared memory: room for a block of terms of A and of B.
@@ -106,6 +108,7 @@ pub(crate) fn shared_sums<A: Float, AN: Size, B: Numeric, BN: Size, F: Float, S:
     };
     let mut a_values = Array::<f32>::new(comptime!(left.each() as usize));
     let mut b_values = Array::<f32>::new(comptime!(right.each() as usize));
+    let (mut a_words, mut b_words) = (no_words(left), no_words(right));
     let col = part.col * comptime!(if right.apart == 1 { 1 } else { AT_ONCE });
 
     // A part without terms reads nothing.
@@ -128,13 +131,14 @@ pub(crate) fn shared_sums<A: Float, AN: Size, B: Numeric, BN: Size, F: Float, S:
             let left_over = part.end - next;
             let at_a = base_a + next as usize * args.a_k;
             if comptime!(left.fours) {
-                fetch_fours::<A, AN>(a, at_a, left_over, &a_copies, &mut a_values, left);
+                fetch_fours::<A, AN, S>(a, scales, args.b_columns, at_a, left_over, &a_copies, &mut a_values, &mut a_words, left);
             } else {
                 fetch_matrix::<A, AN, F, S>(a, scales, args.b_columns, args.one, at_a, left_over, &a_copies, &mut a_values, left);
             }
             if comptime!(right.fours) {
                 let step = if comptime!(kind == Kind::Map) { image.channel } else { args.b_k };
-                fetch_fours::<B, BN>(b, base_b + next as usize * step, left_over, &b_copies, &mut b_values, right);
+                let at_b = base_b + next as usize * step;
+                fetch_fours::<B, BN, S>(b, scales, args.b_columns, at_b, left_over, &b_copies, &mut b_values, &mut b_words, right);
             } else if comptime!(kind == Kind::Matrix) {
                 let at_b = base_b + next as usize * args.b_k;
                 fetch_matrix::<B, BN, F, S>(b, scales, args.b_columns, args.one, at_b, left_over, &b_copies, &mut b_values, right);
@@ -176,6 +180,9 @@ pub(crate) fn shared_sums<A: Float, AN: Size, B: Numeric, BN: Size, F: Float, S:
                     for i in 0..comptime!(left.each() as usize) {
                         a_values[i] = rounded::<F>(a_values[i], args.one);
                     }
+                }
+                if comptime!(right.fours && right.packing != Packing::Plain) {
+                    unpack::<F>(&b_words, &mut b_values, args.one, right);
                 }
                 put(&a_values, &mut room.a, &a_copies, left_over, there, Kind::Matrix, left);
                 put(&b_values, &mut room.b, &b_copies, left_over, there, comptime!(if right.fours { Kind::Matrix } else { kind }), right);

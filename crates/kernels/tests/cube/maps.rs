@@ -205,12 +205,17 @@ fn words_have_the_bits_of_dense_weights() {
         return;
     }
     set_default_lowering(Lowering::Gemm);
-    let case = Case { rows: 33, input: 51, maps: vec![(43, 0), (20, 0)], bias: false, onto: false, held: false, turn: 1, words: true };
+    // Number by number, and by fours.
+    let cases = [(51, 43), (52, 44)].map(|(input, out)| {
+        let maps = vec![(out, 0), (20, 0)];
+        Case { rows: 33, input, maps, bias: false, onto: false, held: false, turn: 1, words: true }
+    });
     // f16 has fewer bits of the smallest ones than bf16.
     let small = |values: Vec<f32>| values.into_iter().map(|v| v / 1024.0).collect::<Vec<_>>();
     let packed = |values: Vec<f32>, shape: [usize; 2]| words(&small(values), shape);
     let dense = |values: Vec<f32>, shape: [usize; 2]| StoredWeight::Dense(cube(TensorData::new(small(values), shape)));
-    for precision in [Some(Precision::F32), has_half().then_some(Precision::F16)].into_iter().flatten() {
+    let precisions = [Some(Precision::F32), has_half().then_some(Precision::F16)];
+    for (case, precision) in cases.iter().flat_map(|case| precisions.into_iter().flatten().map(move |precision| (case, precision))) {
         let [ours, theirs] =
             [case.run::<CubeBackend>(precision, packed, cube, numbers), case.run::<CubeBackend>(precision, dense, cube, numbers)];
         assert!(ours == theirs && ours.iter().all(|values| values.iter().any(|v| *v != 0.0)), "{precision:?}");
@@ -268,8 +273,10 @@ fn int8s_have_the_bits_of_dense_weights() {
     set_default_lowering(Lowering::Gemm);
     let packed = |values: Vec<f32>, shape: [usize; 2]| int8(&values, shape).0;
     let dense = |values: Vec<f32>, shape: [usize; 2]| StoredWeight::Dense(cube(TensorData::new(int8(&values, shape).1, shape)));
-    for (bias, onto) in [(false, false), (true, false), (false, true), (true, true)] {
-        let case = Case { rows: 33, input: 51, maps: vec![(43, 4), (20, 0)], bias, onto, held: onto, turn: 1, words: false };
+    let besides = [(false, false), (true, false), (false, true), (true, true)];
+    // Number by number, and by fours.
+    for ((bias, onto), (input, out)) in besides.into_iter().flat_map(|beside| [(51, 43), (52, 44)].map(|sizes| (beside, sizes))) {
+        let case = Case { rows: 33, input, maps: vec![(out, 4), (20, 0)], bias, onto, held: onto, turn: 1, words: false };
         let (ours, launched) = launches(|| case.run::<CubeBackend>(Precision::F32, packed, cube, numbers));
         assert!(ours == case.run::<CubeBackend>(Precision::F32, dense, cube, numbers), "bias {bias}, onto {onto}");
         assert!(ours.iter().all(|values| values.iter().any(|v| *v != 0.0)));

@@ -175,8 +175,11 @@ fn a_window_is_read_once() {
     );
 }
 
+/// A task, what is told of it, and how often.
+type Toys = (fn() -> Toy, &'static str, usize);
+
 /// What is told of each so often is told of it as well where windows are read at once, and the run goes on to the same bits or ends of the same.
-fn assert_as_ever(cases: &[(fn() -> Toy, &str, usize)], change: fn(LearnerConfig) -> LearnerConfig) {
+fn assert_as_ever(cases: &[Toys], change: fn(LearnerConfig) -> LearnerConfig) {
     for (i, (toy, kind, times)) in cases.iter().enumerate() {
         let singly = All::of(toy(), change(windows(1)));
         assert_eq!(singly.times(kind), *times, "case {i}: {kind}");
@@ -188,7 +191,7 @@ fn assert_as_ever(cases: &[(fn() -> Toy, &str, usize)], change: fn(LearnerConfig
 
 #[test]
 fn what_is_not_finite_in_a_window_is_answered_as_ever() {
-    let poisoned: [(fn() -> Toy, &str, usize); 4] = [
+    let poisoned: [Toys; 4] = [
         (|| Toy { poison: |epoch, position| (epoch, position) == (1, 3), ..Toy::default() }, "skip", 1),
         (|| Toy { poison: |epoch, position| (epoch, position) == (1, 4), ..Toy::default() }, "skip", 1),
         (|| Toy { poison: |epoch, position| (epoch, position) == (1, 5), ..Toy::default() }, "skip", 1),
@@ -220,7 +223,7 @@ fn an_update_that_is_lost_is_lost_as_ever() {
 
 #[test]
 fn what_cannot_be_read_within_a_window_is_left_out_as_ever() {
-    let cases: [(fn() -> Toy, &str, usize); 2] = [
+    let cases: [Toys; 2] = [
         (|| Toy { unreadable: |epoch, position| (epoch, position) == (1, 4), ..Toy::default() }, "unreadable", 1),
         // The third in a row ends the run.
         (|| Toy { unreadable: |epoch, position| epoch == 1 && position >= 4, ..Toy::default() }, "unreadable", 2),
@@ -235,7 +238,7 @@ fn memory_that_runs_out_in_a_window_costs_what_it_did() {
     fn tight(epoch: usize, samples: &[usize]) -> Option<&'static str> {
         (epoch > 0 && samples.len() > 2).then_some(SHORT)
     }
-    let cases: [(fn() -> Toy, &str, usize); 6] = [
+    let cases: [Toys; 6] = [
         // The second batch of a window, as `memory` knows, and the last one in its update.
         (|| Toy { shortage: |_, samples| (samples.len() > 1 && samples.contains(&29)).then_some(SHORT), ..Toy::default() }, "oom", 2),
         (|| Toy { update_shortage: Some(11), ..Toy::default() }, "oom", 2),

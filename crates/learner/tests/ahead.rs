@@ -9,6 +9,7 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock};
 
+use crate::memory::in_a_child;
 use crate::ranks::{on_threads, rank};
 use crate::toy::{self, BATCH, BATCHES, EPOCHS, StopAfter, Toy, data, ending, identity, learner_of};
 use bellows_kernels::cube::Counted;
@@ -16,7 +17,7 @@ use bellows_learner::{
     BatchReport, EpochReport, LearnerConfig, LossScaling, Notice, Observer, OptimizerKind, Outcome, Phase, Schedule, StepTimes,
     UpdateSchedule,
 };
-use burn::tensor::Device;
+use burn::tensor::{Device, DeviceKind};
 use serde_json::Value;
 
 const SHORT: &str = "wgpu error: Out of Memory";
@@ -29,7 +30,7 @@ fn without_warm_up(mut config: LearnerConfig) -> LearnerConfig {
 }
 
 /// Windows of three batches, of which so many are read together.
-fn windows(ahead: usize) -> LearnerConfig {
+pub(crate) fn windows(ahead: usize) -> LearnerConfig {
     without_warm_up(LearnerConfig { ahead: Some(ahead), keep_checkpoints: 100, ..toy::config() })
 }
 
@@ -173,6 +174,24 @@ fn a_window_is_read_once() {
         [all, all],
         "a stage is timed by itself, and nobody waits for the processor"
     );
+}
+
+/// On a device that computes behind whoever asks it, too.
+#[test]
+fn a_window_of_a_device_is_read_once_to_the_same_bits() {
+    if !in_a_child("ahead::a_window_of_a_device_is_read_once_to_the_same_bits", "BELLOWS_LAVAPIPE") {
+        return;
+    }
+    let [(bits, reads), (of_windows, fewer)] = [1, 3].map(|ahead| {
+        let dir = tempfile::tempdir().unwrap();
+        let config = LearnerConfig { val: false, ..windows(ahead) };
+        let mut session = learner_of(Toy::default(), dir.path(), config, &Device::vulkan(DeviceKind::DefaultDevice));
+        let (outcome, counted) = Counted::of(|| session.fit(&data()));
+        assert_eq!(outcome.unwrap(), Outcome::Finished);
+        (ending(dir.path()), counted.reads)
+    });
+    assert!(of_windows == bits && bits.1.lines().count() == EPOCHS + 1, "{}\n{}", bits.1, of_windows.1);
+    assert_eq!(reads - fewer, EPOCHS * BATCHES * 2 / 3);
 }
 
 /// A task, what is told of it, and how often.

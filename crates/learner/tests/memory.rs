@@ -7,6 +7,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::ahead::windows;
 use crate::toy::{self, BATCHES, REALLY, Shortage, StopAfter, Toy, config, data, ending, learner_of};
 use bellows_exit::{Coded, Exit};
 use bellows_learner::{
@@ -303,29 +304,39 @@ fn other_panics_go_on() {
     assert!(shortages(dir.path()).is_empty());
 }
 
-/// What a driver really says: SwiftShader is asked for too much, `BELLOWS_SWIFTSHADER` being its ICD file.
+/// Whether this is the child of the test `name` on the Vulkan device whose ICD file `variable` names; else it is run in one, or skipped.
+pub(crate) fn in_a_child(name: &str, variable: &str) -> bool {
+    if std::env::var_os("BELLOWS_MEMORY_CHILD").is_some() {
+        return true;
+    }
+    let Some(icd) = std::env::var_os(variable) else {
+        eprintln!("skipped: set {variable} to a Vulkan ICD file (.ci has scripts that print one)");
+        return false;
+    };
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child.args([name, "--exact", "--nocapture"]).env("BELLOWS_MEMORY_CHILD", "1").env("VK_DRIVER_FILES", icd);
+    let output = child.output().unwrap();
+    let passed = String::from_utf8_lossy(&output.stdout).contains("1 passed");
+    assert!(output.status.success() && passed, "{}", String::from_utf8_lossy(&output.stderr));
+    false
+}
+
+/// What a driver really says: SwiftShader is asked for too much, by a batch alone and by one in the middle of a window that is read at its end.
 #[test]
 fn a_real_shortage_is_known_and_survived() {
-    const NAME: &str = "memory::a_real_shortage_is_known_and_survived";
-    if std::env::var_os("BELLOWS_MEMORY_CHILD").is_none() {
-        let Some(icd) = std::env::var_os("BELLOWS_SWIFTSHADER") else {
-            eprintln!("skipped: set BELLOWS_SWIFTSHADER to a Vulkan ICD file (.ci/swiftshader prints one)");
-            return;
-        };
-        let mut child = Command::new(std::env::current_exe().unwrap());
-        child.args([NAME, "--exact", "--nocapture"]).env("BELLOWS_MEMORY_CHILD", "1").env("VK_DRIVER_FILES", icd);
-        let output = child.output().unwrap();
-        let passed = String::from_utf8_lossy(&output.stdout).contains("1 passed");
-        assert!(output.status.success() && passed, "{}", String::from_utf8_lossy(&output.stderr));
+    if !in_a_child("memory::a_real_shortage_is_known_and_survived", "BELLOWS_SWIFTSHADER") {
         return;
     }
-    let dir = tempfile::tempdir().unwrap();
-    let toy = Toy { shortage: |_, samples| (samples.len() > 2).then_some(REALLY), ..Toy::default() };
-    let config = LearnerConfig { epochs: 1, val: false, ..config() };
-    let mut session = learner_of(toy, dir.path(), config, &Device::vulkan(DeviceKind::DefaultDevice));
-    let outcome = session.fit(&data());
-    let told: Vec<_> = events(dir.path()).into_iter().filter(|event| event["event"] == "oom").collect();
-    assert!(told.len() == 1 && told[0]["reason"].as_str().unwrap().contains(&toy::TOO_MUCH.to_string()), "{told:?} {outcome:?}");
-    // SwiftShader computes nonsense; that it goes on computing is what counts.
-    assert!(matches!(outcome, Ok(Outcome::Finished) | Err(LearnError::Diverged { .. })), "{outcome:?}");
+    for ahead in [1, 3] {
+        let dir = tempfile::tempdir().unwrap();
+        let toy = Toy { shortage: |_, samples| (samples.len() > 2).then_some(REALLY), ..Toy::default() };
+        let config = LearnerConfig { epochs: 1, val: false, ..windows(ahead) };
+        let mut session = learner_of(toy, dir.path(), config, &Device::vulkan(DeviceKind::DefaultDevice));
+        let outcome = session.fit(&data());
+        let told: Vec<_> = events(dir.path()).into_iter().filter(|event| event["event"] == "oom").collect();
+        let reason = told[0]["reason"].as_str().unwrap();
+        assert!(told.len() == 1 && reason.contains(&toy::TOO_MUCH.to_string()), "{ahead} ahead: {told:?} {outcome:?}");
+        // SwiftShader computes nonsense; that it goes on computing is what counts.
+        assert!(matches!(outcome, Ok(Outcome::Finished) | Err(LearnError::Diverged { .. })), "{ahead} ahead: {outcome:?}");
+    }
 }

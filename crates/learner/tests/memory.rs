@@ -305,6 +305,7 @@ fn other_panics_go_on() {
 }
 
 /// Whether this is the child of the test `name` on the Vulkan device whose ICD file `variable` names; else it is run in one, or skipped.
+#[expect(clippy::print_stderr, reason = "a test that is skipped must say so")]
 pub(crate) fn in_a_child(name: &str, variable: &str) -> bool {
     if std::env::var_os("BELLOWS_MEMORY_CHILD").is_some() {
         return true;
